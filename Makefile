@@ -1,0 +1,69 @@
+# idem: claim a request once, replay it, forget it in time.
+#
+#   make                 build              (WERROR=1: a warning is an error)
+#   make install         install into the server that PG_CONFIG belongs to
+#   make installcheck    test against a running cluster (PGHOST, PGPORT, ...)
+#   make prove           TAP tests, on clusters of their own; not as root
+#
+# ./test/run does all of it on a machine that has nothing yet.
+
+EXTENSION = idem
+MODULE_big = idem
+PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
+DATA = sql/idem--1.0.sql
+OBJS = \
+	src/idem.o \
+	src/worker.o \
+	src/cleanup.o \
+	src/claim.o \
+	src/settle.o \
+	src/lookup.o \
+	src/outcome.o \
+	src/held.o \
+	src/wait.o \
+	src/store.o \
+	src/policy.o \
+	src/key.o \
+	src/stats.o \
+	src/catalog.o \
+	src/guc.o
+
+PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
+	-Wno-missing-field-initializers
+# The server was configured for gcc: clang does not know all of its options, and
+# not gnu_printf.
+PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option \
+	-Wno-ignored-optimization-argument -Wno-ignored-attributes)
+ifeq ($(WERROR),1)
+PG_CFLAGS += -Werror
+endif
+
+# Tests. Where the library is preloaded, set idem.databases so that the worker
+# leaves the test databases alone: a test that looks at expired claims must
+# find them.
+#
+# --inputdir and --outputdir override what PGXS passes. pg_regress then finds
+# test/sql, test/specs and ./expected on every supported server: 15 looks for
+# expected files below --outputdir first, later ones below --expecteddir,
+# which is "." by default.
+REGRESS := $(sort $(patsubst test/sql/%.sql,%,$(wildcard test/sql/*.sql)))
+REGRESS_OPTS = --inputdir=test --outputdir=. --load-extension=$(EXTENSION)
+ISOLATION := $(sort $(patsubst test/specs/%.spec,%,$(wildcard test/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(EXTENSION)
+PROVE_TESTS = test/t/*.pl
+PROVE_FLAGS = -I test/t
+
+# They share expected/.
+ifneq ($(filter $(REGRESS),$(ISOLATION)),)
+$(error a test and an isolation spec have the same name: $(filter $(REGRESS),$(ISOLATION)))
+endif
+
+PG_CONFIG = pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+
+.PHONY: prove
+prove:
+	$(prove_installcheck)
