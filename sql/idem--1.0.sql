@@ -1,0 +1,485 @@
+/*
+ * Objects of the extension idem 1.0.
+ *
+ * The extension is trusted: whoever may create objects in the database can
+ * install it, and the objects then belong to the bootstrap superuser.  So every
+ * name is qualified, nothing is granted to PUBLIC, and @extowner@ is granted
+ * what dumping, restoring and granting need.
+ */
+
+-- complain if the script is sourced in psql rather than by CREATE EXTENSION
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+-- ----- types -----
+
+CREATE TYPE @extschema@.idem_state AS ENUM ('in_progress', 'completed', 'failed');
+
+COMMENT ON TYPE @extschema@.idem_state IS 'state of a stored claim';
+
+CREATE TYPE @extschema@.idem_outcome AS ENUM (
+	'claimed', 'completed', 'failed', 'in_progress', 'timed_out', 'unknown',
+	'mismatch', 'stale', 'invalid'
+);
+
+COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
+
+-- ----- claims -----
+
+-- src/store.c writes this table directly and knows its columns by position.
+--
+-- Fixed-width columns first; what a marker does not need is NULL and takes no
+-- room.  Collation "C": an update of the system's collations must not corrupt
+-- the index that prevents a second execution, and memcmp is fast.  The request id
+-- leads the key, so that time-ordered ids (UUIDv7, ULID) append on the right.
+CREATE TABLE @extschema@.idem_claims (
+	expires_at pg_catalog.timestamptz NOT NULL,
+	lease_until pg_catalog.timestamptz,
+	token pg_catalog.int8,
+	state @extschema@.idem_state NOT NULL,
+	request_id pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	user_id pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	scope pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	fingerprint pg_catalog.bytea,
+	result pg_catalog.jsonb,
+	progress pg_catalog.jsonb,
+	PRIMARY KEY (request_id, user_id, scope)
+) WITH (
+	-- Rows come and go at a high rate; dead ones are to be found while they
+	-- are few, by their number rather than by their share of the table.
+	autovacuum_vacuum_scale_factor = 0.02,
+	autovacuum_vacuum_threshold = 5000,
+	autovacuum_vacuum_insert_scale_factor = 0.1,
+	autovacuum_analyze_scale_factor = 0.1,
+	autovacuum_vacuum_cost_delay = 0
+);
+
+-- The times are whole seconds, so the entries of a second share one key.
+CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
+
+COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
+COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
+COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim';
+COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
+COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
+
+CREATE SEQUENCE @extschema@.idem_token_seq AS pg_catalog.int8 CACHE 1;
+
+COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
+
+-- ----- scopes -----
+
+CREATE TABLE @extschema@.idem_scopes (
+	scope pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY
+		CHECK (pg_catalog.octet_length(scope) OPERATOR(pg_catalog.<=) 255),
+	ttl pg_catalog.interval
+		CONSTRAINT idem_scopes_ttl_check CHECK (
+			ttl OPERATOR(pg_catalog.>) pg_catalog.interval '0'
+			AND ttl OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
+			AND pg_catalog.date_part('year', ttl) OPERATOR(pg_catalog.=) 0
+			AND pg_catalog.date_part('month', ttl) OPERATOR(pg_catalog.=) 0),
+	lease pg_catalog.interval
+		CONSTRAINT idem_scopes_lease_check CHECK (
+			lease OPERATOR(pg_catalog.>) pg_catalog.interval '0'
+			AND lease OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
+			AND pg_catalog.date_part('year', lease) OPERATOR(pg_catalog.=) 0
+			AND pg_catalog.date_part('month', lease) OPERATOR(pg_catalog.=) 0),
+	failed pg_catalog.text NOT NULL DEFAULT 'terminal'
+		CHECK (failed OPERATOR(pg_catalog.=) 'terminal' OR failed OPERATOR(pg_catalog.=) 'retryable'),
+	lapsed pg_catalog.text NOT NULL DEFAULT 'reclaim'
+		CHECK (lapsed OPERATOR(pg_catalog.=) 'reclaim' OR lapsed OPERATOR(pg_catalog.=) 'unknown'),
+	expired pg_catalog.text NOT NULL DEFAULT 'protect'
+		CHECK (expired OPERATOR(pg_catalog.=) 'protect' OR expired OPERATOR(pg_catalog.=) 'reclaim'),
+	key_time pg_catalog.text NOT NULL DEFAULT 'any'
+		CHECK (key_time OPERATOR(pg_catalog.=) 'any' OR key_time OPERATOR(pg_catalog.=) 'uuidv7'),
+	result_max_bytes pg_catalog.int4
+		CHECK (result_max_bytes OPERATOR(pg_catalog.>) 0
+			AND result_max_bytes OPERATOR(pg_catalog.<=) 267386880),
+	guarded_since pg_catalog.timestamptz,
+	CONSTRAINT idem_scopes_key_time_ttl_check
+		CHECK (key_time OPERATOR(pg_catalog.<>) 'uuidv7' OR ttl IS NOT NULL)
+);
+
+COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: idem.ttl';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease';
+COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
+COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
+COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
+COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
+COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then may have been forgotten; kept by the extension';
+
+CREATE FUNCTION @extschema@.idem_scopes_changed()
+RETURNS pg_catalog.trigger
+AS 'MODULE_PATHNAME', 'idem_scopes_changed'
+LANGUAGE C;
+
+COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: makes all sessions read idem_scopes again, and keeps guarded_since';
+
+-- Row triggers and ALWAYS: also what a subscriber receives is to act.
+CREATE TRIGGER idem_scopes_changed
+BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_scopes
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_changed();
+
+CREATE TRIGGER idem_scopes_truncated
+BEFORE TRUNCATE ON @extschema@.idem_scopes
+FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_changed();
+
+ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed;
+ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_truncated;
+
+-- ----- claiming -----
+
+CREATE FUNCTION @extschema@.idem_claim(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '',
+	fingerprint pg_catalog.bytea DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_claim'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
+'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
+
+CREATE FUNCTION @extschema@.idem_try_claim(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '',
+	fingerprint pg_catalog.bytea DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL,
+	OUT outcome @extschema@.idem_outcome,
+	OUT result pg_catalog.jsonb,
+	OUT progress pg_catalog.jsonb,
+	OUT token pg_catalog.int8,
+	OUT expires_at pg_catalog.timestamptz,
+	OUT lease_until pg_catalog.timestamptz)
+AS 'MODULE_PATHNAME', 'idem_try_claim'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
+'claims a request for this transaction and returns the outcome rather than raising it. Use it in FROM';
+
+CREATE FUNCTION @extschema@.idem_complete(result pg_catalog.jsonb DEFAULT NULL)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_complete_held'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.jsonb) IS
+'stores the response of the only request that this transaction holds unsettled';
+
+CREATE FUNCTION @extschema@.idem_complete(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	result pg_catalog.jsonb,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_complete'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
+'stores the response of a request that this transaction holds: true, stored; false, an identical repeat';
+
+CREATE FUNCTION @extschema@.idem_fail(error pg_catalog.jsonb)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_fail_held'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.jsonb) IS
+'ends the only request that this transaction holds unsettled as failed; commit, or it is not recorded';
+
+CREATE FUNCTION @extschema@.idem_fail(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	error pg_catalog.jsonb,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_fail'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
+'ends a request that this transaction holds as failed: true, stored; false, an identical repeat';
+
+-- ----- reading -----
+
+CREATE FUNCTION @extschema@.idem_result()
+RETURNS pg_catalog.jsonb
+AS 'MODULE_PATHNAME', 'idem_result_latest'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_result() IS
+'result of the request of the latest claim call of this transaction, as stored so far';
+
+CREATE FUNCTION @extschema@.idem_result(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.jsonb
+AS 'MODULE_PATHNAME', 'idem_result'
+LANGUAGE C STABLE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_result(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+'stored result of a request, or error of a failed one; NULL if there is none';
+
+CREATE FUNCTION @extschema@.idem_status()
+RETURNS @extschema@.idem_outcome
+AS 'MODULE_PATHNAME', 'idem_status_latest'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_status() IS
+'outcome of the latest claim call of this transaction';
+
+CREATE FUNCTION @extschema@.idem_status(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '')
+RETURNS @extschema@.idem_outcome
+AS 'MODULE_PATHNAME', 'idem_status'
+LANGUAGE C STABLE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_status(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
+
+CREATE FUNCTION @extschema@.idem_lookup(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '')
+RETURNS TABLE (
+	state @extschema@.idem_state,
+	expires_at pg_catalog.timestamptz,
+	lease_until pg_catalog.timestamptz,
+	fingerprint pg_catalog.bytea,
+	result pg_catalog.jsonb,
+	progress pg_catalog.jsonb)
+AS 'MODULE_PATHNAME', 'idem_lookup'
+LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1;
+
+COMMENT ON FUNCTION @extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+'all that is stored of a request but its token; no row if it is not remembered';
+
+CREATE FUNCTION @extschema@.idem_fingerprint(parameters pg_catalog.jsonb)
+RETURNS pg_catalog.bytea
+AS 'MODULE_PATHNAME', 'idem_fingerprint'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_fingerprint(pg_catalog.jsonb) IS
+'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
+
+-- ----- operating -----
+
+CREATE FUNCTION @extschema@.idem_forget(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_forget'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_forget(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+'operator: drops a request, so that it can be executed again: true, dropped; false, there was none';
+
+-- ----- cleaning -----
+
+CREATE FUNCTION @extschema@.idem_cleanup(batch_size pg_catalog.int4 DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'idem_cleanup'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_cleanup(pg_catalog.int4) IS
+'operator: removes expired claims in this transaction, at most batch_size (NULL: idem.cleanup_batch_size) and for about a second; returns how many';
+
+CREATE FUNCTION @extschema@.idem_cleanup_step(
+	batch_size pg_catalog.int4,
+	start pg_catalog.timestamptz,
+	expired_before pg_catalog.timestamptz,
+	OUT rows_deleted pg_catalog.int8,
+	OUT more pg_catalog.bool,
+	OUT next_start pg_catalog.timestamptz)
+AS 'MODULE_PATHNAME', 'idem_cleanup_step'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_cleanup_step(pg_catalog.int4, pg_catalog.timestamptz, pg_catalog.timestamptz) IS
+'for idem_cleanup_all(): one batch, from one low-water mark to the next';
+
+-- The cutoff stays that of the call, so it ends though claims expire all the
+-- while; the low-water mark keeps each batch from the rows of the one before.
+CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
+LANGUAGE plpgsql
+AS $procedure$
+DECLARE
+	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+	start pg_catalog.timestamptz := '-infinity';
+	more pg_catalog.bool := true;
+BEGIN
+	WHILE more LOOP
+		SELECT step.more, step.next_start INTO more, start
+		FROM @extschema@.idem_cleanup_step(batch_size, start, expired_before) AS step;
+		COMMIT;
+	END LOOP;
+END
+$procedure$;
+
+COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(pg_catalog.int4) IS
+'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';
+
+-- ----- statistics -----
+
+CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
+	OUT rows_deleted pg_catalog.int8,
+	OUT batches pg_catalog.int8,
+	OUT last_batch_seconds pg_catalog.float8,
+	OUT total_batch_seconds pg_catalog.float8,
+	OUT max_batch_seconds pg_catalog.float8,
+	OUT oldest_expired_age pg_catalog.interval,
+	OUT backlog pg_catalog.bool,
+	OUT last_run pg_catalog.timestamptz,
+	OUT errors pg_catalog.int8,
+	OUT last_error pg_catalog.text,
+	OUT last_error_at pg_catalog.timestamptz,
+	OUT worker_pids pg_catalog.int4[],
+	OUT stats_reset pg_catalog.timestamptz)
+AS 'MODULE_PATHNAME', 'idem_stat_cleanup_counters'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
+'for the view idem_stat_cleanup';
+
+CREATE VIEW @extschema@.idem_stat_cleanup AS
+	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
+		max_batch_seconds, oldest_expired_age, backlog, last_run, errors,
+		last_error, last_error_at, worker_pids, stats_reset
+	FROM @extschema@.idem_stat_cleanup_counters();
+
+COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
+'statistics of removing expired claims in this database, by the worker and by sessions';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_deleted IS 'expired claims removed';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.batches IS 'batches committed';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: none is known';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.worker_pids IS 'workers that run now';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the latest idem_stat_reset(); NULL: since the server started';
+
+CREATE FUNCTION @extschema@.idem_stat_metrics(
+	OUT name pg_catalog.text,
+	OUT labels pg_catalog.jsonb,
+	OUT type pg_catalog.text,
+	OUT help pg_catalog.text,
+	OUT value pg_catalog.float8)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_stat_metrics'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 20;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_metrics() IS
+'for the view idem_metrics';
+
+CREATE VIEW @extschema@.idem_metrics AS
+	SELECT name, labels, type, help, value
+	FROM @extschema@.idem_stat_metrics();
+
+COMMENT ON VIEW @extschema@.idem_metrics IS
+'the statistics of this database as samples of Prometheus metrics; durations in seconds';
+COMMENT ON COLUMN @extschema@.idem_metrics.type IS 'type of the metric: a histogram has samples _bucket, _sum and _count';
+
+CREATE FUNCTION @extschema@.idem_stat_reset()
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_stat_reset'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
+'operator: zeroes the statistics of this database';
+
+REVOKE ALL ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics FROM PUBLIC;
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
+
+-- A function in a view is called with the rights of who reads the view.
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO pg_monitor;
+GRANT EXECUTE ON FUNCTION
+	@extschema@.idem_stat_cleanup_counters(),
+	@extschema@.idem_stat_metrics()
+TO pg_monitor;
+
+-- ----- rights -----
+
+CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_complete',
+		'idem_fail', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
+	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
+		'idem_forget', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_metrics'];
+	routine regprocedure;
+BEGIN
+	IF role IS NULL OR privileges IS NULL OR privileges NOT IN ('app', 'operator') THEN
+		RAISE EXCEPTION 'idem_grant() takes a role and ''app'' or ''operator'''
+			USING ERRCODE = 'invalid_parameter_value',
+			HINT = 'app: claim and settle requests; operator: policy, cleanup, statistics.';
+	END IF;
+
+	IF NOT has_schema_privilege(role, '@extschema@', 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', role);
+	END IF;
+	EXECUTE format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s', role);
+
+	FOR routine IN
+		SELECT p.oid
+		FROM pg_proc p
+			JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+		WHERE e.extname = 'idem' AND d.deptype = 'e'
+			AND p.proname = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+	LOOP
+		EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %s', routine, role);
+	END LOOP;
+
+	IF privileges = 'operator' THEN
+		EXECUTE format('GRANT SELECT ON @extschema@.idem_claims, @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO %s', role);
+		EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s', role);
+	END IF;
+END
+$function$;
+
+COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
+'grants a role what an application (app) or an operator (operator) needs';
+
+-- No function is for everybody, and the owner can grant all of them.
+DO $block$
+DECLARE
+	routine pg_catalog.regprocedure;
+BEGIN
+	FOR routine IN
+		SELECT d.objid
+		FROM pg_catalog.pg_depend d
+			JOIN pg_catalog.pg_extension e ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+			AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+			AND d.deptype OPERATOR(pg_catalog.=) 'e'
+	LOOP
+		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
+		EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
+	END LOOP;
+END
+$block$;
+
+REVOKE ALL ON TYPE @extschema@.idem_state, @extschema@.idem_outcome FROM PUBLIC;
+GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowner@ WITH GRANT OPTION;
+
+-- What the owner of the database needs to dump, to restore and to grant
+GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_scopes', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_token_seq', '');

@@ -1,0 +1,55 @@
+/*
+ * catalog.h
+ *	  The OIDs of the extension's own objects.
+ */
+#ifndef IDEM_CATALOG_H
+#define IDEM_CATALOG_H
+
+/* Labels of the type idem_state, in its order */
+typedef enum IdemState
+{
+	IDEM_STATE_IN_PROGRESS,
+	IDEM_STATE_COMPLETED,
+	IDEM_STATE_FAILED
+} IdemState;
+
+#define IDEM_STATE_COUNT	(IDEM_STATE_FAILED + 1)
+
+/* Labels of the type idem_outcome, in its order */
+typedef enum IdemOutcome
+{
+	IDEM_CLAIMED,
+	IDEM_COMPLETED,
+	IDEM_FAILED,
+	IDEM_IN_PROGRESS,
+	IDEM_TIMED_OUT,
+	IDEM_UNKNOWN,
+	IDEM_MISMATCH,
+	IDEM_STALE,
+	IDEM_INVALID
+} IdemOutcome;
+
+#define IDEM_OUTCOME_COUNT	(IDEM_INVALID + 1)
+
+typedef struct IdemCatalog
+{
+	Oid			claims;
+	Oid			claims_by_expiry;	/* index; InvalidOid if it was dropped */
+	Oid			scopes;
+	Oid			state[IDEM_STATE_COUNT];
+	Oid			outcome[IDEM_OUTCOME_COUNT];
+} IdemCatalog;
+
+/*
+ * The current database's objects.  Raises 55000 where the extension is missing
+ * or of another version than this library serves.  The result is good until
+ * the next call that may process invalidations (any lock taken).
+ */
+extern const IdemCatalog *idem_catalog(void);
+
+/* The extension is there, in the version that this library serves. */
+extern bool idem_is_installed(void);
+
+extern IdemState idem_state_from_oid(Oid label);
+
+#endif							/* IDEM_CATALOG_H */

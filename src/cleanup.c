@@ -1,0 +1,223 @@
+/*
+ * cleanup.c
+ *	  One bounded batch of removing expired claims, in the caller's transaction.
+ *
+ * The claims are walked in the order of expires_at, from a low-water mark up to
+ * and including the first one that has not expired: it says when there will be
+ * something to do again.  A row that another transaction has locked or changed is
+ * skipped, never waited for, so any number of workers and sessions may clean at
+ * the same time.  The semantics are DELETE ... FOR UPDATE SKIP LOCKED.
+ *
+ * A batch only returns what it did.  Its caller publishes that after the commit,
+ * since a batch that was rolled back has removed nothing.
+ *
+ * Locks: RowExclusiveLock on the table and its indexes until the transaction
+ * ends, as for any DML; see store.c.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "portability/instr_time.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "cleanup.h"
+#include "guc.h"
+#include "sqlstate.h"
+#include "stats.h"
+#include "store.h"
+
+/* A batch ends after this, so that it does not hold back VACUUM for long. */
+#define BATCH_DURATION_MAX_US	INT64CONST(1000000)
+
+/* How often the caller is asked whether to go on */
+#define STOP_INTERVAL_US		INT64CONST(250000)
+
+/* Rows between two looks at the clock: a few of them can be slow reads. */
+#define ROWS_PER_CLOCK_CHECK	16
+
+PG_FUNCTION_INFO_V1(idem_cleanup);
+PG_FUNCTION_INFO_V1(idem_cleanup_step);
+
+/* When a batch has to end */
+typedef struct BatchBounds
+{
+	int64		rows_max;
+	IdemCleanupStop stop;
+	int64		end_us;			/* on the monotonic clock; 0: not started yet */
+	int64		next_stop_us;
+	uint32		rows_seen;
+} BatchBounds;
+
+static int64
+monotonic_us(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
+}
+
+/*
+ * Asked for every row that the batch finds.  The time runs from the first of
+ * them: however long the way to it was, through entries of rows that are long
+ * gone, a batch gets something done.
+ */
+static bool
+is_at_bounds(BatchBounds *bounds, int64 rows_deleted)
+{
+	int64		now_us;
+
+	if (rows_deleted >= bounds->rows_max)
+		return true;
+	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK != 0)
+		return false;
+
+	now_us = monotonic_us();
+	if (bounds->end_us == 0)
+	{
+		bounds->end_us = now_us + BATCH_DURATION_MAX_US;
+		bounds->next_stop_us = now_us;
+	}
+	if (now_us >= bounds->end_us)
+		return true;
+	if (bounds->stop == NULL || now_us < bounds->next_stop_us)
+		return false;
+	bounds->next_stop_us = now_us + STOP_INTERVAL_US;
+	return bounds->stop();
+}
+
+/* The rows come in order, so the first one that stays is the oldest. */
+static void
+note_row_that_stays(IdemCleanupBatch *batch, TimestampTz expires_at)
+{
+	if (batch->oldest_expires_at == DT_NOEND)
+		batch->oldest_expires_at = expires_at;
+}
+
+static void
+scan_batch(IdemExpiryScan *scan, BatchBounds *bounds,
+		   TimestampTz expired_before, IdemCleanupBatch *batch)
+{
+	TimestampTz expires_at;
+
+	while (idem_store_expiry_scan_next(scan, &expires_at))
+	{
+		CHECK_FOR_INTERRUPTS();
+
+		if (expires_at > expired_before)
+		{
+			note_row_that_stays(batch, expires_at);
+			break;
+		}
+		if (is_at_bounds(bounds, batch->rows_deleted))
+		{
+			note_row_that_stays(batch, expires_at);
+			batch->more = true;
+			batch->next_start = expires_at;
+			return;
+		}
+		if (idem_store_expiry_scan_delete(scan))
+			batch->rows_deleted++;
+		else
+		{
+			batch->rows_skipped++;
+			note_row_that_stays(batch, expires_at);
+		}
+	}
+	/* Not beyond the cutoff: a row that is claimed now can be younger. */
+	batch->next_start = Max(batch->start, expired_before);
+}
+
+void
+idem_cleanup_batch(int batch_rows_max, TimestampTz start,
+				   TimestampTz expired_before, IdemCleanupStop stop,
+				   IdemCleanupBatch *batch)
+{
+	BatchBounds bounds = {.rows_max = batch_rows_max, .stop = stop};
+	IdemExpiryScan *scan;
+
+	memset(batch, 0, sizeof(IdemCleanupBatch));
+	batch->start = start;
+	batch->oldest_expires_at = DT_NOEND;
+
+	/* Before the scan takes its snapshot, or a claim could escape both. */
+	batch->publications = idem_stats_begin_batch();
+	scan = idem_store_expiry_scan_begin(start);
+	scan_batch(scan, &bounds, expired_before, batch);
+	idem_store_expiry_scan_end(scan);
+}
+
+/* ----- SQL ----- */
+
+/* The argument batch_size; NULL: the setting */
+static int
+batch_rows_max_arg(FunctionCallInfo fcinfo, int arg)
+{
+	int32		rows;
+
+	if (PG_ARGISNULL(arg))
+		return idem_cleanup_batch_size;
+	rows = PG_GETARG_INT32(arg);
+	if (rows < 1 || rows > IDEM_CLEANUP_BATCH_ROWS_LIMIT)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("batch_size must be between 1 and %d",
+						IDEM_CLEANUP_BATCH_ROWS_LIMIT),
+				 errdetail("It is %d.", rows),
+				 errhint("Leave it out to use idem.cleanup_batch_size.")));
+	return rows;
+}
+
+static void
+run_session_batch(int batch_rows_max, TimestampTz start,
+				  TimestampTz expired_before, IdemCleanupBatch *batch)
+{
+	int64		begun_us = monotonic_us();
+
+	idem_cleanup_batch(batch_rows_max, start, expired_before, NULL, batch);
+	idem_stats_count_cleanup(batch, (monotonic_us() - begun_us) / 1e6);
+}
+
+/* idem_cleanup(batch_size): one batch, returns the number of rows removed */
+Datum
+idem_cleanup(PG_FUNCTION_ARGS)
+{
+	IdemCleanupBatch batch;
+
+	run_session_batch(batch_rows_max_arg(fcinfo, 0), DT_NOBEGIN,
+					  GetCurrentTimestamp(), &batch);
+	PG_RETURN_INT64(batch.rows_deleted);
+}
+
+/*
+ * idem_cleanup_step(batch_size, start, expired_before): one batch of
+ * idem_cleanup_all(), which carries the marks from one to the next.  The cutoff
+ * comes from the caller, who must not get a claim removed before its time.
+ */
+Datum
+idem_cleanup_step(PG_FUNCTION_ARGS)
+{
+	TimestampTz start = PG_ARGISNULL(1) ? DT_NOBEGIN : PG_GETARG_TIMESTAMPTZ(1);
+	TimestampTz expired_before = GetCurrentTimestamp();
+	IdemCleanupBatch batch;
+	TupleDesc	desc;
+	Datum		values[3];
+	bool		nulls[3] = {false, false, false};
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+
+	if (!PG_ARGISNULL(2))
+		expired_before = Min(expired_before, PG_GETARG_TIMESTAMPTZ(2));
+	run_session_batch(batch_rows_max_arg(fcinfo, 0), start, expired_before,
+					  &batch);
+
+	values[0] = Int64GetDatum(batch.rows_deleted);
+	values[1] = BoolGetDatum(batch.more);
+	values[2] = TimestampTzGetDatum(batch.next_start);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, nulls)));
+}

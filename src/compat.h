@@ -1,0 +1,126 @@
+/*
+ * compat.h
+ *	  Differences between the supported server versions, one shim an
+ *	  interface.  The only place that asks which version it is built for.
+ */
+#ifndef IDEM_COMPAT_H
+#define IDEM_COMPAT_H
+
+#include "access/genam.h"
+#include "access/tableam.h"
+#include "catalog/pg_database.h"
+#include "executor/executor.h"
+#include "fmgr.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "utils/relcache.h"
+#include "utils/wait_event.h"
+
+#if PG_VERSION_NUM < 150000
+#error "idem needs PostgreSQL 15 or later"
+#endif
+
+/* 18: the module block carries a name and a version */
+#if PG_VERSION_NUM >= 180000
+#define IDEM_MODULE_MAGIC(module_name, module_version) \
+	PG_MODULE_MAGIC_EXT(.name = module_name, .version = module_version)
+#else
+#define IDEM_MODULE_MAGIC(module_name, module_version) PG_MODULE_MAGIC
+#endif
+
+/* 18: index_beginscan() takes instrumentation */
+static inline IndexScanDesc
+idem_index_beginscan(Relation heap, Relation index, Snapshot snapshot,
+					 int nkeys)
+{
+#if PG_VERSION_NUM >= 180000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
+#else
+	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* 18: RelationGetPrimaryKeyIndex() can include a deferrable one */
+static inline Oid
+idem_primary_key_index(Relation rel)
+{
+#if PG_VERSION_NUM >= 180000
+	return RelationGetPrimaryKeyIndex(rel, false);
+#else
+	return RelationGetPrimaryKeyIndex(rel);
+#endif
+}
+
+/* 18: ConditionalXactLockTableWait() can log the failure */
+static inline bool
+idem_conditional_xact_lock_wait(TransactionId xid)
+{
+#if PG_VERSION_NUM >= 180000
+	return ConditionalXactLockTableWait(xid, false);
+#else
+	return ConditionalXactLockTableWait(xid);
+#endif
+}
+
+/* 16: an update says which indexes need the new version, not only whether */
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes IdemUpdateIndexes;
+#define IDEM_UPDATE_NEEDS_INDEXES(u) ((u) != TU_None)
+#define IDEM_UPDATE_ONLY_SUMMARIZING(u) ((u) == TU_Summarizing)
+#else
+typedef bool IdemUpdateIndexes;
+#define IDEM_UPDATE_NEEDS_INDEXES(u) (u)
+#define IDEM_UPDATE_ONLY_SUMMARIZING(u) (false)
+#endif
+
+/* 16: ExecInsertIndexTuples() can be told to skip the other indexes */
+static inline List *
+idem_insert_index_tuples(ResultRelInfo *rri, TupleTableSlot *slot,
+						 EState *estate, bool update, bool *conflict,
+						 List *arbiters, bool only_summarizing)
+{
+#if PG_VERSION_NUM >= 160000
+	return ExecInsertIndexTuples(rri, slot, estate, update, conflict != NULL,
+								 conflict, arbiters, only_summarizing);
+#else
+	return ExecInsertIndexTuples(rri, slot, estate, update, conflict != NULL,
+								 conflict, arbiters);
+#endif
+}
+
+/*
+ * 17: ConditionalLockSharedObject().  Whether somebody drops, renames, moves
+ * or copies the database: tries the lock that these conflict with, without
+ * waiting, and does not keep it.
+ */
+static inline bool
+idem_conditional_lock_database(Oid database)
+{
+#if PG_VERSION_NUM >= 170000
+	if (!ConditionalLockSharedObject(DatabaseRelationId, database, 0,
+									 RowExclusiveLock))
+		return false;
+	UnlockSharedObject(DatabaseRelationId, database, 0, RowExclusiveLock);
+#else
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	LockRelease(&tag, RowExclusiveLock, false);
+#endif
+	return true;
+}
+
+/* 17: an extension's wait events have names.  Asked once a process. */
+static inline uint32
+idem_wait_event(const char *name)
+{
+#if PG_VERSION_NUM >= 170000
+	return WaitEventExtensionNew(name);
+#else
+	return PG_WAIT_EXTENSION;
+#endif
+}
+
+#endif							/* IDEM_COMPAT_H */

@@ -1,0 +1,67 @@
+/*
+ * guc.c
+ *	  The settings.
+ *
+ * What a claim promises (how long it is remembered, how much it stores) is the
+ * operator's to set: PGC_SUSET, so that an application cannot shorten a
+ * promise, and an operator can still set it for a role or a database.  How long
+ * a caller wants to wait is the caller's.
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "utils/guc.h"
+
+#include "guc.h"
+
+int			idem_ttl = 3600;
+int			idem_wait = 5000;
+int			idem_result_max_bytes = 1024 * 1024;
+int			idem_cleanup_interval = 5000;
+int			idem_cleanup_batch_size = 50000;
+char	   *idem_databases = NULL;
+
+void
+idem_define_settings(void)
+{
+	DefineCustomIntVariable("idem.ttl",
+							"How long a claim is remembered at least.",
+							"For scopes that have no ttl of their own in idem_scopes.",
+							&idem_ttl, 3600, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.wait",
+							"How long a claim waits for another holder of its key.",
+							"-1 waits until cancelled, 0 does not wait.",
+							&idem_wait, 5000, -1, INT_MAX,
+							PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.result_max_bytes",
+							"Largest result that is stored.",
+							"For scopes that have no result_max_bytes of their own in idem_scopes.",
+							&idem_result_max_bytes, 1024 * 1024, 1,
+							IDEM_RESULT_BYTES_LIMIT,
+							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.cleanup_interval",
+							"Time between two runs of the cleanup worker.",
+							"While there is a backlog it does not pause.",
+							&idem_cleanup_interval, 5000, 10, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.cleanup_batch_size",
+							"Largest number of expired claims that one batch removes.",
+							NULL,
+							&idem_cleanup_batch_size, 50000, 1,
+							IDEM_CLEANUP_BATCH_ROWS_LIMIT,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idem.databases",
+							   "Databases that the worker cleans, separated by commas.",
+							   "Empty: every database that has the extension.",
+							   &idem_databases, "",
+							   PGC_SIGHUP, GUC_LIST_INPUT, NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("idem");
+}

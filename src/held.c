@@ -1,0 +1,472 @@
+/*
+ * held.c
+ *	  This transaction's claims: which keys it holds and has not settled, and
+ *	  what the latest claim call answered.
+ *
+ * This is for the short forms (idem_complete(result), idem_result()) and for
+ * telling a first settlement from a repeat.  Whether a key is ours is never read
+ * here but in its row: nothing is lost if this memory is.
+ *
+ * It follows savepoints.  Every entry carries the SubTransactionId in which it
+ * was made.  These grow with time, and while a subtransaction runs everything
+ * happens in it or in younger ones; so what is to be undone when subtransaction S
+ * aborts is exactly the tail of each list with ids >= S, and a commit into the
+ * parent needs nothing done.
+ *
+ * Everything lives in one memory context below TopTransactionContext, dropped
+ * with the transaction; so a prepared transaction leaves nothing behind either.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "lib/ilist.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "held.h"
+
+/* Keys that an error names */
+#define NAMED_KEYS_MAX 5
+
+typedef struct IdemHeld
+{
+	dlist_node	claim_node;		/* in held_keys, in the order of claiming */
+	dlist_node	settle_node;	/* in settled_keys, in the order of settling */
+	IdemKey		key;			/* the texts follow in the same allocation */
+	SubTransactionId claimed_in;
+	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
+	struct IdemHeld *shadowed;	/* settled entry of the same key, claimed anew */
+} IdemHeld;
+
+/* The latest answer at one level of savepoints */
+typedef struct AnswerLevel
+{
+	struct AnswerLevel *below;
+	SubTransactionId given_in;
+	IdemHeld   *held;			/* the key asked for, if it is held and unsettled */
+	IdemLatest	latest;
+} AnswerLevel;
+
+typedef struct HeldSlot
+{
+	IdemHeld   *held;
+	uint32		hash;
+	char		status;
+} HeldSlot;
+
+static uint32
+hash_text(const text *value)
+{
+	return hash_bytes((const unsigned char *) VARDATA_ANY(value),
+					  VARSIZE_ANY_EXHDR(value));
+}
+
+static uint32
+hash_key(const IdemKey *key)
+{
+	return hash_combine(hash_combine(hash_text(key->request_id),
+									 hash_text(key->user_id)),
+						hash_text(key->scope));
+}
+
+static bool
+equal_text(const text *a, const text *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+static bool
+equal_key(const IdemKey *a, const IdemKey *b)
+{
+	return equal_text(a->request_id, b->request_id) &&
+		equal_text(a->user_id, b->user_id) &&
+		equal_text(a->scope, b->scope);
+}
+
+/* For a lookup the element is a key in the place of an entry. */
+#define SH_PREFIX held_hash
+#define SH_ELEMENT_TYPE HeldSlot
+#define SH_KEY_TYPE IdemHeld *
+#define SH_KEY held
+#define SH_HASH_KEY(tb, element) hash_key(&(element)->key)
+#define SH_EQUAL(tb, a, b) equal_key(&(a)->key, &(b)->key)
+#define SH_STORE_HASH
+#define SH_GET_HASH(tb, slot) (slot)->hash
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+static MemoryContext held_context = NULL;
+static held_hash_hash *held_by_key; /* NULL: nobody asked for it yet */
+static dlist_head held_keys;
+static dlist_head settled_keys;
+static int64 unsettled_count;
+static AnswerLevel *answers;
+
+static void
+start_transaction(void)
+{
+	if (held_context != NULL)
+		return;
+	held_context = GenerationContextCreate(TopTransactionContext, "idem claims",
+										   ALLOCSET_DEFAULT_SIZES);
+	held_by_key = NULL;
+	dlist_init(&held_keys);
+	dlist_init(&settled_keys);
+	unsettled_count = 0;
+	answers = NULL;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			/* The memory goes with TopTransactionContext. */
+			held_context = NULL;
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+index_held(IdemHeld *held)
+{
+	bool		found;
+	HeldSlot   *slot = held_hash_insert(held_by_key, held, &found);
+
+	if (found)
+	{
+		/* Settled by this transaction, and claimed anew: failed, or forgotten */
+		Assert(slot->held->settled_in != InvalidSubTransactionId);
+		held->shadowed = slot->held;
+	}
+	slot->held = held;
+}
+
+/*
+ * Mostly the latest claim is asked for, or none: the hash table is made when it
+ * first pays.
+ */
+static IdemHeld *
+find_held(const IdemKey *key)
+{
+	IdemHeld	probe = {.key = *key};
+	IdemHeld   *latest;
+	HeldSlot   *slot;
+
+	if (held_context == NULL || dlist_is_empty(&held_keys))
+		return NULL;
+	latest = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+	if (equal_key(&latest->key, key))
+		return latest;
+
+	if (held_by_key == NULL)
+	{
+		dlist_iter	iter;
+
+		held_by_key = held_hash_create(held_context, 64, NULL);
+		dlist_foreach(iter, &held_keys)
+			index_held(dlist_container(IdemHeld, claim_node, iter.cur));
+	}
+	slot = held_hash_lookup(held_by_key, &probe);
+	return slot != NULL ? slot->held : NULL;
+}
+
+static void
+remove_held(IdemHeld *held)
+{
+	for (AnswerLevel *level = answers; level != NULL; level = level->below)
+		if (level->held == held)
+			level->held = NULL;
+	if (held->settled_in == InvalidSubTransactionId)
+		unsettled_count--;
+	else
+		dlist_delete(&held->settle_node);
+	dlist_delete(&held->claim_node);
+	if (held->shadowed != NULL)
+		held_hash_lookup(held_by_key, held)->held = held->shadowed;
+	else if (held_by_key != NULL)
+		held_hash_delete(held_by_key, held);
+	pfree(held);
+}
+
+static void
+pop_answer(void)
+{
+	AnswerLevel *level = answers;
+
+	answers = level->below;
+	if (level->latest.result != NULL)
+		pfree(level->latest.result);
+	pfree(level);
+}
+
+static void
+undo_subtransaction(SubTransactionId aborted)
+{
+	while (answers != NULL && answers->given_in >= aborted)
+		pop_answer();
+
+	while (!dlist_is_empty(&settled_keys))
+	{
+		IdemHeld   *held = dlist_tail_element(IdemHeld, settle_node,
+											  &settled_keys);
+
+		if (held->settled_in < aborted)
+			break;
+		dlist_delete(&held->settle_node);
+		held->settled_in = InvalidSubTransactionId;
+		unsettled_count++;
+	}
+
+	while (!dlist_is_empty(&held_keys))
+	{
+		IdemHeld   *held = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+
+		if (held->claimed_in < aborted)
+			break;
+		remove_held(held);
+	}
+}
+
+/* One level an open savepoint: a loop of blocks must not pile them up. */
+static void
+merge_answers(SubTransactionId committed, SubTransactionId parent)
+{
+	AnswerLevel *level = answers;
+
+	if (level == NULL || level->given_in != committed)
+		return;
+	level->given_in = parent;
+	if (level->below != NULL && level->below->given_in == parent)
+	{
+		answers = level->below;
+		level->below = answers->below;
+		pop_answer();
+		answers = level;
+	}
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (held_context == NULL)
+		return;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		undo_subtransaction(mine);
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+		merge_answers(mine, parent);
+}
+
+void
+idem_held_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+}
+
+static text *
+append_text(char **end, const text *source)
+{
+	text	   *copy = (text *) *end;
+
+	memcpy(copy, source, VARSIZE_ANY(source));
+	*end += INTALIGN(VARSIZE_ANY(source));
+	return copy;
+}
+
+static IdemHeld *
+make_held(const IdemKey *key)
+{
+	Size		bytes = MAXALIGN(sizeof(IdemHeld)) +
+		INTALIGN(VARSIZE_ANY(key->scope)) +
+		INTALIGN(VARSIZE_ANY(key->user_id)) +
+		INTALIGN(VARSIZE_ANY(key->request_id));
+	IdemHeld   *held = MemoryContextAlloc(held_context, bytes);
+	char	   *end = (char *) held + MAXALIGN(sizeof(IdemHeld));
+
+	held->key.scope = append_text(&end, key->scope);
+	held->key.user_id = append_text(&end, key->user_id);
+	held->key.request_id = append_text(&end, key->request_id);
+	held->claimed_in = GetCurrentSubTransactionId();
+	held->settled_in = InvalidSubTransactionId;
+	held->shadowed = NULL;
+	return held;
+}
+
+static void
+set_result(AnswerLevel *level, const Jsonb *result)
+{
+	if (level->latest.result != NULL)
+		pfree(level->latest.result);
+	level->latest.result = NULL;
+	if (result != NULL)
+	{
+		level->latest.result = MemoryContextAlloc(held_context, VARSIZE(result));
+		memcpy(level->latest.result, result, VARSIZE(result));
+	}
+}
+
+/* The level of the current savepoint, its answer still to be filled in */
+static AnswerLevel *
+current_level(void)
+{
+	SubTransactionId mine = GetCurrentSubTransactionId();
+
+	if (answers == NULL || answers->given_in != mine)
+	{
+		AnswerLevel *level = MemoryContextAllocZero(held_context,
+													sizeof(AnswerLevel));
+
+		level->below = answers;
+		level->given_in = mine;
+		answers = level;
+	}
+	return answers;
+}
+
+void
+idem_held_note_claimed(const IdemKey *key)
+{
+	AnswerLevel *level;
+	IdemHeld   *held;
+
+	start_transaction();
+	held = make_held(key);
+	if (held_by_key != NULL)
+		index_held(held);
+	dlist_push_tail(&held_keys, &held->claim_node);
+	unsettled_count++;
+
+	level = current_level();
+	level->held = held;
+	level->latest.outcome = IDEM_CLAIMED;
+	set_result(level, NULL);
+}
+
+void
+idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
+					  const Jsonb *result, bool ours)
+{
+	AnswerLevel *level;
+
+	start_transaction();
+	level = current_level();
+	level->held = ours ? find_held(key) : NULL;
+	level->latest.outcome = outcome;
+	set_result(level, result);
+}
+
+/*
+ * An entry that is settled where it was claimed is done with: either both are
+ * undone, or neither.  Only one that was claimed outside of this savepoint has to
+ * stay, to be unsettled again.
+ */
+void
+idem_held_note_settled(const IdemKey *key, const Jsonb *result)
+{
+	IdemHeld   *held = find_held(key);
+
+	if (held == NULL || held->settled_in != InvalidSubTransactionId)
+		return;
+
+	if (answers != NULL && answers->held == held)
+	{
+		IdemOutcome outcome = answers->latest.outcome;
+		AnswerLevel *level = current_level();
+
+		level->held = held;
+		level->latest.outcome = outcome;
+		set_result(level, result);
+	}
+
+	if (held->claimed_in == GetCurrentSubTransactionId())
+	{
+		remove_held(held);
+		return;
+	}
+	held->settled_in = GetCurrentSubTransactionId();
+	dlist_push_tail(&settled_keys, &held->settle_node);
+	unsettled_count--;
+}
+
+bool
+idem_held_is_unsettled(const IdemKey *key)
+{
+	IdemHeld   *held = find_held(key);
+
+	return held != NULL && held->settled_in == InvalidSubTransactionId;
+}
+
+static char *
+name_unsettled(void)
+{
+	StringInfoData names;
+	dlist_iter	iter;
+	int			nnamed = 0;
+
+	initStringInfo(&names);
+	dlist_foreach(iter, &held_keys)
+	{
+		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+
+		if (held->settled_in != InvalidSubTransactionId)
+			continue;
+		if (nnamed++ == NAMED_KEYS_MAX)
+		{
+			appendStringInfoString(&names, "; ...");
+			break;
+		}
+		if (names.len > 0)
+			appendStringInfoString(&names, "; ");
+		appendStringInfoString(&names, idem_key_to_string(&held->key));
+	}
+	return names.data;
+}
+
+const IdemKey *
+idem_held_only_unsettled(const char *command)
+{
+	dlist_iter	iter;
+
+	if (held_context == NULL || unsettled_count == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: this transaction holds no request that is not settled",
+						command),
+				 errhint("Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.")));
+	if (unsettled_count > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: this transaction holds more than one request that is not settled",
+						command),
+				 errdetail("It holds %lld: %s.", (long long) unsettled_count,
+						   name_unsettled()),
+				 errhint("Name the one that is meant: pass user_id, request_id and scope.")));
+
+	/* Usually the last one */
+	dlist_reverse_foreach(iter, &held_keys)
+	{
+		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+
+		if (held->settled_in == InvalidSubTransactionId)
+			return &held->key;
+	}
+	pg_unreachable();
+}
+
+const IdemLatest *
+idem_held_latest(void)
+{
+	return held_context != NULL && answers != NULL ? &answers->latest : NULL;
+}

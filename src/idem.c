@@ -1,0 +1,38 @@
+/*
+ * idem.c
+ *	  Entry of the library: settings, callbacks, and, where it is preloaded,
+ *	  shared memory and the launcher of the cleanup workers.
+ *
+ * Without preload everything works but the worker and the shared counters.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+
+#include "compat.h"
+#include "guc.h"
+#include "held.h"
+#include "stats.h"
+#include "store.h"
+#include "worker.h"
+
+IDEM_MODULE_MAGIC("idem", "1.0.0");
+
+void		_PG_init(void);
+
+void
+_PG_init(void)
+{
+	idem_define_settings();
+	idem_store_init();
+	idem_held_init();
+	idem_stats_init_backend();
+
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	idem_stats_init();
+	/* pg_upgrade must find nobody at work in the new cluster. */
+	if (!IsBinaryUpgrade)
+		idem_worker_register_launcher();
+}

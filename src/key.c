@@ -1,0 +1,248 @@
+/*
+ * key.c
+ *	  What names a request: validation of the ids, the time in a UUIDv7, and
+ *	  the fingerprint of a request's parameters.
+ *
+ * A bad id is always an error, never a NULL result: an IF would read NULL as
+ * "already done" and lose the request silently.
+ */
+#include "postgres.h"
+
+#include "common/jsonapi.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
+#include "utils/jsonb.h"
+#include "utils/numeric.h"
+#include "utils/timestamp.h"
+
+#include "key.h"
+#include "sqlstate.h"
+
+#define UUID_TEXT_BYTES		36
+#define UUID_TIME_DIGITS	12	/* 48 bits of milliseconds since 1970 */
+
+PG_FUNCTION_INFO_V1(idem_fingerprint);
+
+static text *
+id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	text	   *id = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+
+	if (id == NULL || VARSIZE_ANY_EXHDR(id) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("%s must not be %s", name, id ? "empty" : "null"),
+				 errdetail("A request is named by a user and a request id."),
+				 errhint("Fix the client: it must send the same two ids each time it sends the request.")));
+	return id;
+}
+
+static void
+check_length(const text *part, const char *name)
+{
+	if (VARSIZE_ANY_EXHDR(part) > IDEM_KEY_PART_BYTES_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("%s is too long", name),
+				 errdetail("It has %zu bytes, the limit is %d.",
+						   (size_t) VARSIZE_ANY_EXHDR(part),
+						   IDEM_KEY_PART_BYTES_MAX),
+				 errhint("Fix the client: send a shorter id, or a hash of this one.")));
+}
+
+void
+idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
+				   int scope_arg, IdemKey *key)
+{
+	key->user_id = id_from_arg(fcinfo, user_arg, "user_id");
+	key->request_id = id_from_arg(fcinfo, request_arg, "request_id");
+	if (PG_ARGISNULL(scope_arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("scope must not be null"),
+				 errhint("Fix the client: leave the scope out, or pass '' for the default scope.")));
+	key->scope = PG_GETARG_TEXT_PP(scope_arg);
+
+	check_length(key->user_id, "user_id");
+	check_length(key->request_id, "request_id");
+	check_length(key->scope, "scope");
+}
+
+/* NULL if the caller gave none. */
+bytea *
+idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg)
+{
+	bytea	   *fingerprint;
+	size_t		bytes;
+
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	fingerprint = PG_GETARG_BYTEA_PP(arg);
+	bytes = VARSIZE_ANY_EXHDR(fingerprint);
+	if (bytes < 1 || bytes > IDEM_FINGERPRINT_BYTES_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("fingerprint must have 1 to %d bytes",
+						IDEM_FINGERPRINT_BYTES_MAX),
+				 errdetail("It has %zu bytes.", bytes),
+				 errhint("Fix the client: send a hash of the parameters, idem_fingerprint(jsonb) makes one.")));
+	return fingerprint;
+}
+
+char *
+idem_key_to_string(const IdemKey *key)
+{
+	return psprintf("scope \"%s\", user \"%s\", request \"%s\"",
+					text_to_cstring(key->scope),
+					text_to_cstring(key->user_id),
+					text_to_cstring(key->request_id));
+}
+
+int
+idem_errdetail_key(const IdemKey *key)
+{
+	char	   *names = idem_key_to_string(key);
+
+	names[0] = 'S';
+	return errdetail("%s.", names);
+}
+
+static int
+hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'a' && c <= 'f')
+		return c - 'a' + 10;
+	return -1;
+}
+
+/*
+ * RFC 9562, section 5.7: 48 bits of Unix time in milliseconds, the version 7,
+ * the variant 10.  Only the canonical lower-case text is taken: another
+ * spelling of the same uuid would be another key.
+ */
+TimestampTz
+idem_key_time(const IdemKey *key)
+{
+	const char *id = VARDATA_ANY(key->request_id);
+	int64		unix_ms = 0;
+	int			ndigits = 0;
+	bool		valid = VARSIZE_ANY_EXHDR(key->request_id) == UUID_TEXT_BYTES;
+
+	for (int i = 0; valid && i < UUID_TEXT_BYTES; i++)
+	{
+		if (i == 8 || i == 13 || i == 18 || i == 23)
+			valid = id[i] == '-';
+		else
+		{
+			valid = hex_digit(id[i]) >= 0;
+			if (ndigits++ < UUID_TIME_DIGITS)
+				unix_ms = unix_ms * 16 + hex_digit(id[i]);
+		}
+	}
+	if (!valid || id[14] != '7' || (hex_digit(id[19]) & 0xC) != 0x8)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("request_id is not a version 7 UUID in canonical lower-case form"),
+				 idem_errdetail_key(key),
+				 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
+
+	return (TimestampTz) (unix_ms * 1000 -
+						  (int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) *
+						  USECS_PER_DAY);
+}
+
+/*
+ * Appends a scalar as canonical JSON.  jsonb compares numbers by value but
+ * prints them with the scale that they came with: drop trailing zeros.
+ */
+static void
+append_scalar(StringInfo out, const JsonbValue *value)
+{
+	switch (value->type)
+	{
+		case jbvNull:
+			appendStringInfoString(out, "null");
+			break;
+		case jbvBool:
+			appendStringInfoString(out, value->val.boolean ? "true" : "false");
+			break;
+		case jbvNumeric:
+			appendStringInfoString(out, numeric_normalize(value->val.numeric));
+			break;
+		case jbvString:
+			escape_json(out, pnstrdup(value->val.string.val,
+									  value->val.string.len));
+			break;
+		default:
+			elog(ERROR, "unexpected jsonb scalar type %d", (int) value->type);
+	}
+}
+
+/*
+ * The text whose hash is the fingerprint.  The order of an object's keys is
+ * jsonb's own, which is a function of the keys alone; so equal jsonb give
+ * equal text, and unequal jsonb give different text.
+ */
+static void
+append_canonical(StringInfo out, Jsonb *jb)
+{
+	JsonbIterator *it = JsonbIteratorInit(&jb->root);
+	JsonbValue	value;
+	JsonbIteratorToken token;
+
+	while ((token = JsonbIteratorNext(&it, &value, false)) != WJB_DONE)
+	{
+		char		last = out->len > 0 ? out->data[out->len - 1] : '\0';
+
+		if ((token == WJB_KEY || token == WJB_ELEM ||
+			 token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT) &&
+			out->len > 0 && last != '[' && last != '{' && last != ':')
+			appendStringInfoChar(out, ',');
+
+		switch (token)
+		{
+			case WJB_BEGIN_ARRAY:
+				if (!value.val.array.rawScalar)
+					appendStringInfoChar(out, '[');
+				break;
+			case WJB_END_ARRAY:
+				if (!value.val.array.rawScalar)
+					appendStringInfoChar(out, ']');
+				break;
+			case WJB_BEGIN_OBJECT:
+				appendStringInfoChar(out, '{');
+				break;
+			case WJB_END_OBJECT:
+				appendStringInfoChar(out, '}');
+				break;
+			case WJB_KEY:
+				append_scalar(out, &value);
+				appendStringInfoChar(out, ':');
+				break;
+			case WJB_VALUE:
+			case WJB_ELEM:
+				append_scalar(out, &value);
+				break;
+			default:
+				elog(ERROR, "unexpected jsonb token %d", (int) token);
+		}
+	}
+}
+
+/* idem_fingerprint(jsonb) -> bytea: SHA-256 of the canonical text */
+Datum
+idem_fingerprint(PG_FUNCTION_ARGS)
+{
+	StringInfoData canonical;
+	bytea	   *bytes;
+
+	initStringInfo(&canonical);
+	append_canonical(&canonical, PG_GETARG_JSONB_P(0));
+
+	bytes = (bytea *) cstring_to_text_with_len(canonical.data, canonical.len);
+	PG_RETURN_DATUM(DirectFunctionCall1(sha256_bytea, PointerGetDatum(bytes)));
+}

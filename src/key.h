@@ -1,0 +1,38 @@
+/*
+ * key.h
+ *	  What names a request, and the fingerprint of its parameters.
+ */
+#ifndef IDEM_KEY_H
+#define IDEM_KEY_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+
+#define IDEM_KEY_PART_BYTES_MAX		255
+#define IDEM_FINGERPRINT_BYTES_MAX	64
+
+/* The texts may have short headers; they live as long as the arguments they
+ * were taken from. */
+typedef struct IdemKey
+{
+	text	   *scope;
+	text	   *user_id;
+	text	   *request_id;
+} IdemKey;
+
+/* Three arguments of a call, from first on: user_id, request_id, ..., and the
+ * scope at its own position. */
+extern void idem_key_from_args(FunctionCallInfo fcinfo, int user_arg,
+							   int request_arg, int scope_arg, IdemKey *key);
+extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
+
+/* errdetail() that names the key */
+extern int	idem_errdetail_key(const IdemKey *key);
+
+/* The same as text, palloc'd */
+extern char *idem_key_to_string(const IdemKey *key);
+
+/* Time of a UUIDv7 in canonical text; raises ID400 for any other text. */
+extern TimestampTz idem_key_time(const IdemKey *key);
+
+#endif							/* IDEM_KEY_H */

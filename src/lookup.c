@@ -1,0 +1,150 @@
+/*
+ * lookup.c
+ *	  Reading: what the latest claim call answered, and what is stored of a key.
+ *
+ * Nothing here writes, so it works in read-only transactions and on a standby.
+ * Stored claims are read by the caller's snapshot, like a table in a query.
+ */
+#include "postgres.h"
+
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/jsonb.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "catalog.h"
+#include "held.h"
+#include "key.h"
+#include "policy.h"
+#include "store.h"
+
+#define LOOKUP_COLUMNS 6
+
+PG_FUNCTION_INFO_V1(idem_result_latest);
+PG_FUNCTION_INFO_V1(idem_result);
+PG_FUNCTION_INFO_V1(idem_status_latest);
+PG_FUNCTION_INFO_V1(idem_status);
+PG_FUNCTION_INFO_V1(idem_lookup);
+
+static const IdemLatest *
+require_latest(const char *command)
+{
+	const IdemLatest *latest = idem_held_latest();
+
+	if (latest == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: no claim was made in this transaction", command),
+				 errhint("Claim first, in the same transaction; or pass user_id and request_id to read what is stored.")));
+	return latest;
+}
+
+/* idem_result() -> jsonb */
+Datum
+idem_result_latest(PG_FUNCTION_ARGS)
+{
+	const IdemLatest *latest = require_latest("idem_result()");
+
+	if (latest->result == NULL)
+		PG_RETURN_NULL();
+	/* A copy: the next claim call overwrites it. */
+	PG_RETURN_POINTER(PG_DETOAST_DATUM_COPY(PointerGetDatum(latest->result)));
+}
+
+/* idem_status() -> idem_outcome */
+Datum
+idem_status_latest(PG_FUNCTION_ARGS)
+{
+	const IdemLatest *latest = require_latest("idem_status()");
+
+	PG_RETURN_OID(idem_catalog()->outcome[latest->outcome]);
+}
+
+/*
+ * As a claim would see it: an expired row of a scope with expired = reclaim is
+ * absent.
+ */
+static bool
+fetch_as_claim_sees(const IdemKey *key, IdemRow *row)
+{
+	IdemPolicy	policy = idem_policy(key->scope);
+
+	return idem_store_fetch(key, GetActiveSnapshot(), row) &&
+		!(policy.expired_reclaim && row->state != IDEM_STATE_IN_PROGRESS &&
+		  row->expires_at <= GetCurrentTimestamp());
+}
+
+/* idem_result(user_id, request_id, scope) -> jsonb */
+Datum
+idem_result(PG_FUNCTION_ARGS)
+{
+	IdemKey		key;
+	IdemRow		row;
+
+	idem_key_from_args(fcinfo, 0, 1, 2, &key);
+	if (!fetch_as_claim_sees(&key, &row) || row.result == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_POINTER(row.result);
+}
+
+static IdemOutcome
+outcome_of_state(IdemState state)
+{
+	switch (state)
+	{
+		case IDEM_STATE_IN_PROGRESS:
+			return IDEM_IN_PROGRESS;
+		case IDEM_STATE_COMPLETED:
+			return IDEM_COMPLETED;
+		case IDEM_STATE_FAILED:
+			return IDEM_FAILED;
+	}
+	pg_unreachable();
+}
+
+/* idem_status(user_id, request_id, scope) -> idem_outcome, NULL: no claim */
+Datum
+idem_status(PG_FUNCTION_ARGS)
+{
+	IdemKey		key;
+	IdemRow		row;
+
+	idem_key_from_args(fcinfo, 0, 1, 2, &key);
+	if (!fetch_as_claim_sees(&key, &row))
+		PG_RETURN_NULL();
+	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_state(row.state)]);
+}
+
+static void
+set_varlena(Datum *value, bool *isnull, const void *varlena)
+{
+	*value = PointerGetDatum(varlena);
+	*isnull = varlena == NULL;
+}
+
+/* idem_lookup(user_id, request_id, scope) -> the row but its token, or none */
+Datum
+idem_lookup(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Datum		values[LOOKUP_COLUMNS];
+	bool		nulls[LOOKUP_COLUMNS] = {false};
+	IdemKey		key;
+	IdemRow		row;
+
+	idem_key_from_args(fcinfo, 0, 1, 2, &key);
+	InitMaterializedSRF(fcinfo, 0);
+	if (!idem_store_fetch(&key, GetActiveSnapshot(), &row))
+		return (Datum) 0;
+
+	values[0] = ObjectIdGetDatum(idem_catalog()->state[row.state]);
+	values[1] = TimestampTzGetDatum(row.expires_at);
+	values[2] = TimestampTzGetDatum(row.lease_until);
+	nulls[2] = row.lease_until == IDEM_NO_TIME;
+	set_varlena(&values[3], &nulls[3], row.fingerprint);
+	set_varlena(&values[4], &nulls[4], row.result);
+	set_varlena(&values[5], &nulls[5], row.progress);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}

@@ -1,0 +1,57 @@
+/*
+ * outcome.c
+ *	  What a claim call raises for each outcome: one SQLSTATE, one thing that the
+ *	  client does, which is the hint.
+ */
+#include "postgres.h"
+
+#include "outcome.h"
+#include "sqlstate.h"
+
+typedef struct OutcomeError
+{
+	int			sqlstate;
+	const char *message;
+	const char *hint;
+} OutcomeError;
+
+static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
+	[IDEM_FAILED] = {
+		ERRCODE_IDEM_FAILED,
+		"request has failed for good",
+		"Do not retry it: use a new request id. idem_result(user_id, request_id, scope) has the stored error."
+	},
+	[IDEM_IN_PROGRESS] = {
+		ERRCODE_IDEM_IN_PROGRESS,
+		"request is being executed",
+		"Retry the same request later."
+	},
+	[IDEM_TIMED_OUT] = {
+		ERRCODE_IDEM_TIMED_OUT,
+		"request is still being executed after the wait",
+		"Retry the same request later."
+	},
+	[IDEM_MISMATCH] = {
+		ERRCODE_IDEM_MISMATCH,
+		"request id was used before with another fingerprint",
+		"Fix the client: a new request needs a new request id."
+	},
+	[IDEM_STALE] = {
+		ERRCODE_IDEM_STALE,
+		"request id is too old to tell whether it was executed",
+		"Check the state, then use a new request id."
+	}
+};
+
+void
+idem_raise_outcome(IdemOutcome outcome, const IdemKey *key)
+{
+	const OutcomeError *error = &outcome_errors[outcome];
+
+	Assert(error->message != NULL);
+	ereport(ERROR,
+			(errcode(error->sqlstate),
+			 errmsg("%s", error->message),
+			 idem_errdetail_key(key),
+			 errhint("%s", error->hint)));
+}

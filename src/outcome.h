@@ -1,0 +1,14 @@
+/*
+ * outcome.h
+ *	  What a claim call raises for each outcome.
+ */
+#ifndef IDEM_OUTCOME_H
+#define IDEM_OUTCOME_H
+
+#include "catalog.h"
+#include "key.h"
+
+/* For the outcomes that are raised, which are neither claimed nor completed. */
+extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key);
+
+#endif							/* IDEM_OUTCOME_H */

@@ -1,0 +1,338 @@
+/*
+ * policy.c
+ *	  Scopes: what their claims promise, cached and invalidated.
+ *
+ * idem_scopes is a plain table that operators edit with SQL.  A row trigger
+ * sends a relcache invalidation for it, which every backend receives, and a
+ * subscriber too, since the trigger is ENABLE ALWAYS.  DML alone invalidates
+ * nothing.  idem_policy() receives pending invalidations itself, so that a
+ * change acts from the next claim after its commit.
+ *
+ * A scope without a row is cached as well: an INSERT invalidates like the rest.
+ * Settings are not copied into the cache: they are read when they are needed.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "catalog/pg_type_d.h"
+#include "commands/trigger.h"
+#include "common/int.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "guc.h"
+#include "key.h"
+#include "policy.h"
+
+/* A scope is added per distinct name used: drop them all when there are many. */
+#define CACHED_SCOPES_MAX 1000
+
+/* Columns of idem_scopes, as in the install script */
+enum
+{
+	Anum_scopes_scope = 1,
+	Anum_scopes_ttl,
+	Anum_scopes_lease,
+	Anum_scopes_failed,
+	Anum_scopes_lapsed,
+	Anum_scopes_expired,
+	Anum_scopes_key_time,
+	Anum_scopes_result_max_bytes,
+	Anum_scopes_guarded_since
+};
+
+#define Natts_scopes Anum_scopes_guarded_since
+
+#define FROM_SETTINGS (-1)
+
+typedef struct CachedScope
+{
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	IdemPolicy	policy;			/* FROM_SETTINGS where the row has NULL */
+} CachedScope;
+
+static HTAB *cached_scopes = NULL;
+static Oid	cached_relid = InvalidOid;
+static uint64 invalidations = 0;
+
+PG_FUNCTION_INFO_V1(idem_scopes_changed);
+
+/* No catalog access here, and nothing that can fail: it only marks. */
+static void
+invalidate_scopes(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == cached_relid)
+	{
+		cached_relid = InvalidOid;
+		invalidations++;
+	}
+}
+
+static void
+reset_cache(Oid relid)
+{
+	HASHCTL		ctl = {
+		.keysize = sizeof(((CachedScope *) NULL)->name),
+		.entrysize = sizeof(CachedScope),
+		.hcxt = TopMemoryContext
+	};
+
+	if (cached_scopes == NULL)
+		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
+	else
+		hash_destroy(cached_scopes);
+	cached_scopes = NULL;
+	cached_scopes = hash_create("idem scopes", 16, &ctl,
+								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	cached_relid = relid;
+}
+
+static bool
+column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
+{
+	bool		isnull;
+	Datum		datum = slot_getattr(slot, column, &isnull);
+
+	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
+}
+
+/*
+ * Saturates: the trigger and a caller's argument see values that no CHECK or
+ * bound has looked at yet.
+ */
+int64
+idem_interval_us(const Interval *interval)
+{
+	int64		us;
+
+	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &us))
+		return interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	if (pg_add_s64_overflow(us, interval->time, &us))
+		return interval->time < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	return us;
+}
+
+static void
+read_policy(TupleTableSlot *slot, IdemPolicy *policy)
+{
+	bool		isnull;
+	Datum		datum;
+
+	datum = slot_getattr(slot, Anum_scopes_ttl, &isnull);
+	if (!isnull)
+		policy->ttl_us = idem_interval_us(DatumGetIntervalP(datum));
+	datum = slot_getattr(slot, Anum_scopes_result_max_bytes, &isnull);
+	if (!isnull)
+		policy->result_max_bytes = DatumGetInt32(datum);
+	datum = slot_getattr(slot, Anum_scopes_guarded_since, &isnull);
+	if (!isnull)
+		policy->guarded_since = DatumGetTimestampTz(datum);
+	policy->failed_retryable = column_is(slot, Anum_scopes_failed, "retryable");
+	policy->expired_reclaim = column_is(slot, Anum_scopes_expired, "reclaim");
+	policy->key_time_uuidv7 = column_is(slot, Anum_scopes_key_time, "uuidv7");
+}
+
+/* Reads the latest committed row, and one of this transaction. */
+static void
+load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
+{
+	Oid			index_oid = idem_primary_key_index(scopes);
+	Relation	index = index_open(index_oid, AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(scopes, NULL);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
+	ScanKeyData key;
+
+	ScanKeyInit(&key, Anum_scopes_scope, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(scope));
+	index_rescan(scan, &key, 1, NULL, 0);
+	if (index_getnext_slot(scan, ForwardScanDirection, slot))
+		read_policy(slot, policy);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+}
+
+static void
+check_scopes_layout(Relation scopes)
+{
+	if (RelationGetDescr(scopes)->natts < Natts_scopes ||
+		!OidIsValid(idem_primary_key_index(scopes)))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("table \"idem_scopes\" has another layout than the extension gave it"),
+				 errhint("Take back the change of its columns or of its primary key.")));
+}
+
+static void
+load_scope(const text *scope, IdemPolicy *policy)
+{
+	Relation	scopes;
+
+	while ((scopes = try_table_open(idem_catalog()->scopes,
+									AccessShareLock)) == NULL)
+		CHECK_FOR_INTERRUPTS();
+	check_scopes_layout(scopes);
+	if (cached_relid != RelationGetRelid(scopes))
+		reset_cache(RelationGetRelid(scopes));
+	load_policy(scopes, scope, policy);
+	table_close(scopes, AccessShareLock);
+}
+
+static IdemPolicy
+with_settings(IdemPolicy policy)
+{
+	if (policy.ttl_us == FROM_SETTINGS)
+		policy.ttl_us = idem_ttl * USECS_PER_SEC;
+	if (policy.result_max_bytes == FROM_SETTINGS)
+		policy.result_max_bytes = idem_result_max_bytes;
+	return policy;
+}
+
+IdemPolicy
+idem_policy(const text *scope)
+{
+	IdemPolicy	policy = {
+		.ttl_us = FROM_SETTINGS,
+		.result_max_bytes = FROM_SETTINGS,
+		.guarded_since = DT_NOBEGIN
+	};
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	CachedScope *entry = NULL;
+	uint64		before;
+
+	text_to_cstring_buffer(scope, name, sizeof(name));
+
+	AcceptInvalidationMessages();
+	if (OidIsValid(cached_relid))
+		entry = hash_search(cached_scopes, name, HASH_FIND, NULL);
+	if (entry != NULL)
+		return with_settings(entry->policy);
+
+	if (cached_scopes != NULL &&
+		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
+		cached_relid = InvalidOid;
+	before = invalidations;
+	load_scope(scope, &policy);
+
+	/* What was read before an invalidation may be old: use it, not keep it. */
+	if (before == invalidations && OidIsValid(cached_relid))
+	{
+		entry = hash_search(cached_scopes, name, HASH_ENTER, NULL);
+		entry->policy = policy;
+	}
+	return with_settings(policy);
+}
+
+TimestampTz
+idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
+{
+	TimestampTz until = Max(GetCurrentTimestamp(), key_time) + policy->ttl_us;
+
+	return (until + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
+}
+
+/* ----- the trigger on idem_scopes ----- */
+
+typedef struct ScopeTuple
+{
+	int64		ttl_us;
+	bool		uuidv7;
+	TimestampTz guarded_since;
+	bool		is_guarded;		/* guarded_since is not NULL */
+} ScopeTuple;
+
+static ScopeTuple
+read_scope_tuple(HeapTuple tuple, TupleDesc desc)
+{
+	ScopeTuple	scope = {.ttl_us = idem_ttl * USECS_PER_SEC};
+	bool		isnull;
+	Datum		datum;
+
+	datum = heap_getattr(tuple, Anum_scopes_ttl, desc, &isnull);
+	if (!isnull)
+		scope.ttl_us = idem_interval_us(DatumGetIntervalP(datum));
+	datum = heap_getattr(tuple, Anum_scopes_key_time, desc, &isnull);
+	if (!isnull)
+		scope.uuidv7 = strcmp(TextDatumGetCString(datum), "uuidv7") == 0;
+	datum = heap_getattr(tuple, Anum_scopes_guarded_since, desc, &isnull);
+	if (!isnull)
+	{
+		scope.guarded_since = DatumGetTimestampTz(datum);
+		scope.is_guarded = true;
+	}
+	return scope;
+}
+
+/*
+ * The earliest key time for which a missing row proves that the key was never
+ * executed.  What was claimed more than the old ttl ago may be forgotten, so
+ * when the ttl grows, or absence starts to be taken for a proof, keys from
+ * before then are not covered.  Keys from before the policy could be ahead of
+ * the clock: allow for it.
+ */
+static HeapTuple
+move_guarded_since(TriggerData *trigger)
+{
+	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
+	bool		is_update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
+	HeapTuple	tuple = is_update ? trigger->tg_newtuple : trigger->tg_trigtuple;
+	ScopeTuple	fresh = read_scope_tuple(tuple, desc);
+	ScopeTuple	old = {.ttl_us = idem_ttl * USECS_PER_SEC};
+	int			column = Anum_scopes_guarded_since;
+	bool		isnull = false;
+	TimestampTz since;
+	Datum		value;
+
+	if (is_update)
+		old = read_scope_tuple(trigger->tg_trigtuple, desc);
+	else if (fresh.is_guarded)
+		return tuple;			/* restored from a dump */
+
+	if (is_update && fresh.ttl_us <= old.ttl_us && fresh.uuidv7 <= old.uuidv7)
+		return tuple;
+
+	since = GetCurrentTimestamp() - old.ttl_us;
+	if (!old.uuidv7)
+		since += IDEM_KEY_TIME_SKEW_US;
+	if (old.is_guarded && old.guarded_since > since)
+		since = old.guarded_since;
+	value = TimestampTzGetDatum(since);
+	return heap_modify_tuple_by_cols(tuple, desc, 1, &column, &value, &isnull);
+}
+
+/* Before a row of idem_scopes changes, and before TRUNCATE */
+Datum
+idem_scopes_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("idem_scopes_changed() must be called as a BEFORE trigger")));
+
+	CacheInvalidateRelcache(trigger->tg_relation);
+
+	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
+		return PointerGetDatum(NULL);
+	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		return PointerGetDatum(trigger->tg_trigtuple);
+	/* A subscriber takes the publisher's time. */
+	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
+		return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+							   trigger->tg_newtuple : trigger->tg_trigtuple);
+	return PointerGetDatum(move_guarded_since(trigger));
+}

@@ -1,0 +1,41 @@
+/*
+ * policy.h
+ *	  What a scope's claims promise.
+ */
+#ifndef IDEM_POLICY_H
+#define IDEM_POLICY_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+
+typedef struct IdemPolicy
+{
+	int64		ttl_us;
+	int32		result_max_bytes;
+	bool		failed_retryable;	/* else terminal */
+	bool		expired_reclaim;	/* else protect */
+	bool		key_time_uuidv7;	/* else any */
+	TimestampTz guarded_since;	/* DT_NOBEGIN where it does not matter */
+} IdemPolicy;
+
+/* A key's own time may be this far ahead of the clock. */
+#define IDEM_KEY_TIME_SKEW_US USECS_PER_MINUTE
+
+/* The policy of a scope as of now: its row in idem_scopes, or the settings. */
+extern IdemPolicy idem_policy(const text *scope);
+
+/*
+ * Until when a claim made or settled now is remembered: its ttl from now on, or
+ * from the key's own time where that is later (IDEM_NO_KEY_TIME: has none),
+ * rounded up to the second, so that index entries deduplicate.
+ */
+#define IDEM_NO_KEY_TIME DT_NOBEGIN
+
+extern TimestampTz idem_remembered_until(const IdemPolicy *policy,
+										 TimestampTz key_time);
+
+/* Days and time of an interval in microseconds; months are the caller's to
+ * refuse. */
+extern int64 idem_interval_us(const Interval *interval);
+
+#endif							/* IDEM_POLICY_H */

@@ -1,0 +1,788 @@
+/*
+ * store.c
+ *	  The claims table: the only code that knows its layout and touches it.
+ *
+ * Claims are written through the table access method rather than by SQL: that
+ * is several times cheaper, and it needs no right on the table, so that the
+ * right to call the function is all that a caller has.  The sequence is that of
+ * INSERT ... ON CONFLICT DO NOTHING (nodeModifyTable.c, execIndexing.c):
+ *
+ *	1. probe the primary key with a dirty snapshot, which also sees rows that
+ *	   are not committed yet and says whose they are;
+ *	2. take the speculative insertion lock of our transaction;
+ *	3. insert the row with a speculative token in the place of its ctid, so that
+ *	   another inserter of the same key waits for the token, not for us;
+ *	4. insert the index entries.  The primary key reports a conflict instead of
+ *	   raising it or waiting for it;
+ *	5. confirm the row, or, on a conflict, kill it;
+ *	6. release the lock; after a conflict the caller starts again at 1, where it
+ *	   learns whom to wait for.
+ *
+ * Steps 4 and 5 close the race between two probes that both found nothing: of
+ * two entries with the same key in the unique index the second one sees the
+ * first.  No decision rests on the probe alone.
+ *
+ * Locks, in this order: RowExclusiveLock on the table, then on its indexes,
+ * until the transaction ends, like any DML; the speculative lock only between 2
+ * and 6, in which nothing waits for another transaction (but for an index that
+ * a user made unique).  No row lock is taken that an insert, update or delete
+ * does not take itself.  Updates and deletes never wait: on TM_BeingModified
+ * and the like the caller probes again.
+ *
+ * What the executor would have done is done by idem_store_open(): it checks that
+ * the transaction may write, and refuses a table that was given triggers, rules,
+ * row security, constraints or columns, which a direct insert would pass by.
+ * Indexes that a user added are maintained.
+ *
+ * Opening relations, indexes and a scan costs as much as a probe, so they are
+ * kept open from the first claim of a transaction to its end (the_store).  They
+ * belong to the transaction's own resource owner and memory, not to the
+ * subtransaction that happens to claim first, and are released
+ *
+ *	- before the transaction commits or is prepared; an abort releases them by
+ *	  itself;
+ *	- before any utility command, which could be DDL of the table, and would be
+ *	  refused while its own session has the table open;
+ *	- at the next use after an invalidation of the table or of an index of it;
+ *	- at the next use after an error in the middle of one (in_use is still set).
+ *	  The buffer pins of that one are gone with its subtransaction, so its scan
+ *	  is dropped rather than ended.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_type_d.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "storage/lmgr.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "store.h"
+
+/* Columns of idem_claims, as in the install script */
+enum
+{
+	Anum_claims_expires_at = 1,
+	Anum_claims_lease_until,
+	Anum_claims_token,
+	Anum_claims_state,
+	Anum_claims_request_id,
+	Anum_claims_user_id,
+	Anum_claims_scope,
+	Anum_claims_fingerprint,
+	Anum_claims_result,
+	Anum_claims_progress
+};
+
+#define Natts_claims Anum_claims_progress
+
+/* InvalidOid: the type idem_state, whose OID differs */
+static const Oid claims_column_types[Natts_claims] = {
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
+	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
+};
+
+/* Columns of the primary key, in its order */
+static const AttrNumber key_columns[] = {
+	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
+};
+
+#define KEY_COLUMNS lengthof(key_columns)
+
+struct IdemStore
+{
+	MemoryContext context;		/* holds all of this */
+	bool		in_use;			/* between open and close */
+	Relation	claims;
+	Relation	key_index;
+	TupleTableSlot *slot;
+
+	/* For probing */
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	/* For writing index entries; made by the first write */
+	EState	   *estate;
+	ResultRelInfo *target;
+	List	   *arbiters;		/* the primary key */
+};
+
+static IdemStore *the_store = NULL;
+static bool the_store_is_stale = false;
+static ProcessUtility_hook_type next_process_utility = NULL;
+
+struct IdemExpiryScan
+{
+	IdemStore  *store;
+	Relation	index;
+	Snapshot	snapshot;
+	IndexScanDesc scan;
+};
+
+static void
+refuse_table(Relation claims, const char *reason, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("table \"%s\" cannot hold claims: it has %s",
+					RelationGetRelationName(claims), reason),
+			 errdetail("Claims are written directly, without the executor, which would pass these by."),
+			 errhint("%s", hint)));
+}
+
+/* The columns are the ones of the install script. */
+static void
+check_layout(Relation claims)
+{
+	TupleDesc	desc = RelationGetDescr(claims);
+	bool		same = claims->rd_rel->relkind == RELKIND_RELATION &&
+		claims->rd_rel->relam == HEAP_TABLE_AM_OID &&
+		desc->natts == Natts_claims;
+
+	for (int i = 0; same && i < Natts_claims; i++)
+	{
+		Oid			type = TupleDescAttr(desc, i)->atttypid;
+
+		same = OidIsValid(claims_column_types[i]) ?
+			type == claims_column_types[i] : OidIsValid(type);
+	}
+	if (!same)
+		refuse_table(claims, "another layout than the extension gave it",
+					 "Take back the change of its columns or of its storage.");
+}
+
+static void
+check_direct_writes(Relation claims)
+{
+	TupleConstr *constraints = RelationGetDescr(claims)->constr;
+
+	if (claims->trigdesc != NULL)
+		refuse_table(claims, "triggers or foreign keys",
+					 "Drop them, and react to the application's own tables instead.");
+	if (claims->rd_rules != NULL)
+		refuse_table(claims, "rules", "Drop them.");
+	if (claims->rd_rel->relrowsecurity)
+		refuse_table(claims, "row security",
+					 "Disable it: grant the functions rather than the table.");
+	if (constraints != NULL &&
+		(constraints->num_check > 0 || constraints->has_generated_stored))
+		refuse_table(claims, "constraints or generated columns", "Drop them.");
+}
+
+/* NULL if the extension went away; its caller asks the catalog again. */
+static Relation
+try_open_claims(LOCKMODE lockmode)
+{
+	Relation	claims = try_table_open(idem_catalog()->claims, lockmode);
+
+	if (claims != NULL)
+		check_layout(claims);
+	return claims;
+}
+
+static Relation
+open_claims(LOCKMODE lockmode)
+{
+	Relation	claims;
+
+	/*
+	 * If the table was dropped since the catalog was read, the lock attempt
+	 * processed the invalidation, and idem_catalog() finds the new table or
+	 * raises the error that there is none.
+	 */
+	while ((claims = try_open_claims(lockmode)) == NULL)
+		CHECK_FOR_INTERRUPTS();
+	return claims;
+}
+
+static Relation
+open_key_index(Relation claims, LOCKMODE lockmode)
+{
+	Oid			oid = idem_primary_key_index(claims);
+	Relation	index = OidIsValid(oid) ? index_open(oid, lockmode) : NULL;
+	bool		same = index != NULL && index->rd_index->indisvalid &&
+		index->rd_index->indnkeyatts == KEY_COLUMNS;
+
+	for (int i = 0; same && i < KEY_COLUMNS; i++)
+		same = index->rd_index->indkey.values[i] == key_columns[i];
+	if (!same)
+		refuse_table(claims, "another primary key than the extension gave it",
+					 "Restore PRIMARY KEY (request_id, user_id, scope): it is what prevents a second execution.");
+	return index;
+}
+
+static void
+check_may_write(const char *command)
+{
+	if (XactReadOnly)
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot execute %s in a read-only transaction", command),
+				 RecoveryInProgress() ?
+				 errhint("This server is a standby: send the request to the primary.") :
+				 errhint("Use a read-write transaction, the one that does the work.")));
+	PreventCommandIfParallelMode(command);
+	PreventCommandDuringRecovery(command);
+}
+
+/* Takes the references and locks for the transaction, not for the caller. */
+static IdemStore *
+open_store(void)
+{
+	MemoryContext context = AllocSetContextCreate(TopTransactionContext,
+												  "idem store",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	ResourceOwner owner = CurrentResourceOwner;
+	IdemStore  *store = palloc0(sizeof(IdemStore));
+
+	store->context = context;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	PG_TRY();
+	{
+		store->claims = open_claims(RowExclusiveLock);
+		check_direct_writes(store->claims);
+		store->key_index = open_key_index(store->claims, RowExclusiveLock);
+		InitDirtySnapshot(store->dirty);
+		store->scan = idem_index_beginscan(store->claims, store->key_index,
+										   &store->dirty, KEY_COLUMNS);
+	}
+	PG_CATCH();
+	{
+		/* A savepoint may survive this error, and the references with it. */
+		if (store->key_index != NULL)
+			index_close(store->key_index, NoLock);
+		if (store->claims != NULL)
+			table_close(store->claims, NoLock);
+		CurrentResourceOwner = owner;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	/* A copy of the descriptor has no reference count to give back. */
+	store->slot = MakeSingleTupleTableSlot(CreateTupleDescCopy(RelationGetDescr(store->claims)),
+										   table_slot_callbacks(store->claims));
+	CurrentResourceOwner = owner;
+	MemoryContextSwitchTo(caller);
+	return store;
+}
+
+static void
+release_store(void)
+{
+	IdemStore  *store = the_store;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	the_store = NULL;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	if (store->target != NULL)
+		ExecCloseIndices(store->target);
+	if (store->in_use)
+		RelationDecrementReferenceCount(store->scan->indexRelation);
+	else
+		index_endscan(store->scan);
+	index_close(store->key_index, NoLock);
+	table_close(store->claims, NoLock);
+	if (store->estate != NULL)
+		FreeExecutorState(store->estate);
+	MemoryContextDelete(store->context);
+	CurrentResourceOwner = owner;
+}
+
+IdemStore *
+idem_store_open(const char *command)
+{
+	check_may_write(command);
+	if (the_store != NULL && (the_store->in_use || the_store_is_stale))
+		release_store();
+	if (the_store == NULL)
+	{
+		/* Before reading the catalogs: an invalidation from now on counts. */
+		the_store_is_stale = false;
+		the_store = open_store();
+	}
+	the_store->in_use = true;
+	return the_store;
+}
+
+void
+idem_store_close(IdemStore *store)
+{
+	Assert(store == the_store && store->in_use);
+	store->in_use = false;
+}
+
+/* Nothing that can fail, and no catalog access: it only marks. */
+static void
+invalidate_store(Datum arg, Oid relid)
+{
+	if (the_store_is_stale)
+		return;
+	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
+		relid == RelationGetRelid(the_store->claims) ||
+		list_member_oid(the_store->claims->rd_indexlist, relid);
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			if (the_store != NULL)
+				release_store();
+			break;
+		case XACT_EVENT_ABORT:
+			the_store = NULL;
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+release_before_utility(PlannedStmt *statement, const char *query,
+					   bool read_only_tree, ProcessUtilityContext context,
+					   ParamListInfo params, QueryEnvironment *environment,
+					   DestReceiver *dest, QueryCompletion *completion)
+{
+	/*
+	 * Not if it is in use: the command comes from inside of that use (from a
+	 * function in a user's index, say), or after an error in one.  And not for
+	 * SAVEPOINT and its like, which are frequent and leave the table alone.
+	 */
+	if (the_store != NULL && !the_store->in_use &&
+		!IsA(statement->utilityStmt, TransactionStmt))
+		release_store();
+	if (next_process_utility != NULL)
+		next_process_utility(statement, query, read_only_tree, context, params,
+							 environment, dest, completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context,
+								params, environment, dest, completion);
+}
+
+void
+idem_store_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
+	next_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = release_before_utility;
+}
+
+/* ----- reading ----- */
+
+static void
+init_key_scan(ScanKey keys, const IdemKey *key)
+{
+	Datum		values[KEY_COLUMNS] = {
+		PointerGetDatum(key->request_id),
+		PointerGetDatum(key->user_id),
+		PointerGetDatum(key->scope)
+	};
+
+	/* ScanKeyInit() means collation "C", which is that of the columns. */
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, values[i]);
+}
+
+static void *
+copy_varlena(TupleTableSlot *slot, AttrNumber column)
+{
+	if (slot->tts_isnull[column - 1])
+		return NULL;
+	return PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]);
+}
+
+static TimestampTz
+time_or_none(TupleTableSlot *slot, AttrNumber column)
+{
+	if (slot->tts_isnull[column - 1])
+		return IDEM_NO_TIME;
+	return DatumGetTimestampTz(slot->tts_values[column - 1]);
+}
+
+static void
+read_row(TupleTableSlot *slot, IdemRow *row)
+{
+	slot_getallattrs(slot);
+	row->state =
+		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
+	row->expires_at = time_or_none(slot, Anum_claims_expires_at);
+	row->lease_until = time_or_none(slot, Anum_claims_lease_until);
+	row->token = slot->tts_isnull[Anum_claims_token - 1] ? 0 :
+		DatumGetInt64(slot->tts_values[Anum_claims_token - 1]);
+	row->fingerprint = copy_varlena(slot, Anum_claims_fingerprint);
+	row->result = copy_varlena(slot, Anum_claims_result);
+	row->progress = copy_varlena(slot, Anum_claims_progress);
+}
+
+/* Of a row that another transaction updates or deletes: is it a delete? */
+static bool
+is_deleted_in_flight(TupleTableSlot *slot)
+{
+	bool		should_free;
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(slot, false, &should_free);
+
+	Assert(!should_free);
+	return ItemPointerEquals(&tuple->t_self, &tuple->t_data->t_ctid);
+}
+
+/*
+ * INSERT ... ON CONFLICT DO NOTHING raises this where the row that it conflicts
+ * with is not in the transaction's snapshot: doing nothing would rest on a row
+ * that the transaction cannot see (ExecCheckTupleVisible).
+ */
+static void
+raise_not_serializable(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to concurrent update"),
+			 errdetail("The request was claimed by a transaction that this one's snapshot cannot see."),
+			 errhint("Retry the transaction.")));
+}
+
+static IdemProbe
+classify(IdemStore *store, IdemFound *found)
+{
+	TransactionId xmin;
+	bool		isnull;
+
+	found->visible = true;
+	if (TransactionIdIsValid(store->dirty.xmin))
+	{
+		found->xid = store->dirty.xmin;
+		return IDEM_PROBE_INSERTING;
+	}
+	if (TransactionIdIsValid(store->dirty.xmax))
+	{
+		found->xid = store->dirty.xmax;
+		return is_deleted_in_flight(store->slot) ?
+			IDEM_PROBE_DELETING : IDEM_PROBE_UPDATING;
+	}
+
+	xmin = DatumGetTransactionId(slot_getsysattr(store->slot,
+												 MinTransactionIdAttributeNumber,
+												 &isnull));
+	found->ours = TransactionIdIsCurrentTransactionId(xmin);
+	if (!found->ours && IsolationUsesXactSnapshot())
+		found->visible = table_tuple_satisfies_snapshot(store->claims,
+														store->slot,
+														GetTransactionSnapshot());
+	found->tid = store->slot->tts_tid;
+	read_row(store->slot, &found->row);
+	return IDEM_PROBE_PRESENT;
+}
+
+IdemProbe
+idem_store_probe(IdemStore *store, const IdemKey *key, IdemFound *found)
+{
+	ScanKeyData keys[KEY_COLUMNS];
+	IdemProbe	probe = IDEM_PROBE_ABSENT;
+	MemoryContext caller;
+	bool		any;
+
+	/* What the scan allocates lives as long as the scan. */
+	caller = MemoryContextSwitchTo(store->context);
+	init_key_scan(keys, key);
+	index_rescan(store->scan, keys, KEY_COLUMNS, NULL, 0);
+	any = index_getnext_slot(store->scan, ForwardScanDirection, store->slot);
+	MemoryContextSwitchTo(caller);
+
+	if (any)
+	{
+		probe = classify(store, found);
+		/* Gives back the scan's pins, as the next line does the slot's. */
+		index_rescan(store->scan, NULL, 0, NULL, 0);
+	}
+	ExecClearTuple(store->slot);
+
+	if (probe == IDEM_PROBE_PRESENT && !found->visible)
+	{
+		idem_store_close(store);
+		raise_not_serializable();
+	}
+	return probe;
+}
+
+bool
+idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
+{
+	Relation	claims = open_claims(AccessShareLock);
+	Relation	index = open_key_index(claims, AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(claims, NULL);
+	ScanKeyData keys[KEY_COLUMNS];
+	IndexScanDesc scan;
+	bool		found;
+
+	init_key_scan(keys, key);
+	scan = idem_index_beginscan(claims, index, snapshot, KEY_COLUMNS);
+	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	if (found)
+		read_row(slot, row);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, NoLock);
+	table_close(claims, NoLock);
+	return found;
+}
+
+/* ----- writing ----- */
+
+static void
+open_indexes(IdemStore *store)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+	MemoryContext caller;
+
+	if (store->target != NULL)
+		return;
+	caller = MemoryContextSwitchTo(store->context);
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	store->estate = CreateExecutorState();
+	/* Range table index 0: there is no range table, and no rights to check. */
+	store->target = makeNode(ResultRelInfo);
+	InitResultRelInfo(store->target, store->claims, 0, NULL, 0);
+	ExecOpenIndices(store->target, false);
+	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
+	CurrentResourceOwner = owner;
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+set_column(TupleTableSlot *slot, AttrNumber column, Datum value, bool isnull)
+{
+	slot->tts_values[column - 1] = value;
+	slot->tts_isnull[column - 1] = isnull;
+}
+
+static void
+set_pointer(TupleTableSlot *slot, AttrNumber column, const void *value)
+{
+	set_column(slot, column, PointerGetDatum(value), value == NULL);
+}
+
+static void
+set_time(TupleTableSlot *slot, AttrNumber column, TimestampTz value)
+{
+	set_column(slot, column, TimestampTzGetDatum(value), value == IDEM_NO_TIME);
+}
+
+static void
+fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
+{
+	ExecClearTuple(slot);
+	set_time(slot, Anum_claims_expires_at, row->expires_at);
+	set_time(slot, Anum_claims_lease_until, row->lease_until);
+	set_column(slot, Anum_claims_token, Int64GetDatum(row->token),
+			   row->token == 0);
+	set_column(slot, Anum_claims_state,
+			   ObjectIdGetDatum(idem_catalog()->state[row->state]), false);
+	set_pointer(slot, Anum_claims_request_id, key->request_id);
+	set_pointer(slot, Anum_claims_user_id, key->user_id);
+	set_pointer(slot, Anum_claims_scope, key->scope);
+	set_pointer(slot, Anum_claims_fingerprint, row->fingerprint);
+	set_pointer(slot, Anum_claims_result, row->result);
+	set_pointer(slot, Anum_claims_progress, row->progress);
+	ExecStoreVirtualTuple(slot);
+}
+
+bool
+idem_store_insert(IdemStore *store, const IdemKey *key, const IdemRow *row)
+{
+	TransactionId xid = GetCurrentTransactionId();
+	bool		conflict = false;
+	uint32		token;
+
+	open_indexes(store);
+	fill_slot(store->slot, key, row);
+
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(store->claims, store->slot,
+								   GetCurrentCommandId(true), 0, NULL, token);
+	idem_insert_index_tuples(store->target, store->slot, store->estate, false,
+							 &conflict, store->arbiters, false);
+	table_tuple_complete_speculative(store->claims, store->slot, token,
+									 !conflict);
+	SpeculativeInsertionLockRelease(xid);
+
+	ExecClearTuple(store->slot);
+	if (!conflict)
+		CommandCounterIncrement();
+	return !conflict;
+}
+
+/*
+ * What an update or delete that does not wait can end in.  False: another
+ * transaction has the row or had it since the probe.
+ */
+static bool
+row_was_free(TM_Result result)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			return true;
+		case TM_BeingModified:
+		case TM_WouldBlock:
+		case TM_Updated:
+		case TM_Deleted:
+			return false;
+		default:
+			/* our own writes are made visible at once, so none is in the way */
+			elog(ERROR, "unexpected result %d of a write to a claim",
+				 (int) result);
+	}
+}
+
+bool
+idem_store_update(IdemStore *store, const IdemKey *key, ItemPointer tid,
+				  const IdemRow *row)
+{
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	IdemUpdateIndexes update_indexes;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(store->claims, CMD_UPDATE);
+	open_indexes(store);
+	fill_slot(store->slot, key, row);
+	result = table_tuple_update(store->claims, tid, store->slot,
+								GetCurrentCommandId(true), GetActiveSnapshot(),
+								InvalidSnapshot, false, &failure, &lockmode,
+								&update_indexes);
+	if (!row_was_free(result))
+	{
+		ExecClearTuple(store->slot);
+		return false;
+	}
+	if (IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
+		idem_insert_index_tuples(store->target, store->slot, store->estate,
+								 true, NULL, NIL,
+								 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
+	ExecClearTuple(store->slot);
+	CommandCounterIncrement();
+	return true;
+}
+
+static TM_Result
+delete_row(IdemStore *store, ItemPointer tid)
+{
+	TM_FailureData failure;
+
+	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
+	return table_tuple_delete(store->claims, tid, GetCurrentCommandId(true),
+							  GetActiveSnapshot(), InvalidSnapshot, false,
+							  &failure, false);
+}
+
+bool
+idem_store_delete(IdemStore *store, ItemPointer tid)
+{
+	if (!row_was_free(delete_row(store, tid)))
+		return false;
+	CommandCounterIncrement();
+	return true;
+}
+
+void
+idem_store_wait_for_row_lock(IdemStore *store, ItemPointer tid)
+{
+	TM_FailureData failure;
+
+	/* Whatever it ends in, the caller probes again. */
+	table_tuple_lock(store->claims, tid, GetActiveSnapshot(), store->slot,
+					 GetCurrentCommandId(true), LockTupleExclusive,
+					 LockWaitBlock, 0, &failure);
+	ExecClearTuple(store->slot);
+}
+
+/* ----- rows by expiry ----- */
+
+static Relation
+open_expiry_index(Relation claims)
+{
+	Oid			oid = idem_catalog()->claims_by_expiry;
+	Relation	index = OidIsValid(oid) ?
+		index_open(oid, RowExclusiveLock) : NULL;
+
+	if (index == NULL ||
+		index->rd_index->indrelid != RelationGetRelid(claims) ||
+		!index->rd_index->indisvalid ||
+		index->rd_index->indkey.values[0] != Anum_claims_expires_at)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing or not valid"),
+				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at), or REINDEX it.")));
+	return index;
+}
+
+IdemExpiryScan *
+idem_store_expiry_scan_begin(TimestampTz from)
+{
+	IdemExpiryScan *scan = palloc0(sizeof(IdemExpiryScan));
+	ScanKeyData key;
+	int			nkeys = (from == DT_NOBEGIN) ? 0 : 1;
+
+	scan->store = idem_store_open("idem_cleanup()");
+	scan->index = open_expiry_index(scan->store->claims);
+	/* Not the active one: it still shows what this statement deleted before. */
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
+									  scan->snapshot, nkeys);
+	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	index_rescan(scan->scan, &key, nkeys, NULL, 0);
+	return scan;
+}
+
+bool
+idem_store_expiry_scan_next(IdemExpiryScan *scan, TimestampTz *expires_at)
+{
+	TupleTableSlot *slot = scan->store->slot;
+	bool		isnull;
+
+	if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
+		return false;
+	*expires_at = DatumGetTimestampTz(slot_getattr(slot, Anum_claims_expires_at,
+												   &isnull));
+	return true;
+}
+
+/*
+ * The row that the snapshot saw is deleted only if it is the latest version:
+ * if the key was claimed again or its promise prolonged meanwhile, the result
+ * is TM_Updated, and the row stays.
+ */
+bool
+idem_store_expiry_scan_delete(IdemExpiryScan *scan)
+{
+	return row_was_free(delete_row(scan->store, &scan->store->slot->tts_tid));
+}
+
+void
+idem_store_expiry_scan_end(IdemExpiryScan *scan)
+{
+	index_endscan(scan->scan);
+	UnregisterSnapshot(scan->snapshot);
+	index_close(scan->index, NoLock);
+	idem_store_close(scan->store);
+	CommandCounterIncrement();
+	pfree(scan);
+}

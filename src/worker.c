@@ -1,0 +1,877 @@
+/*
+ * worker.c
+ *	  The launcher, and the worker that removes a database's expired claims.
+ *
+ * The launcher is a leader without a database: it sees the shared catalogs only,
+ * so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.  It starts
+ * a short-lived worker for a database in which something is to be done, at most
+ * one for a database and WORKERS_MAX in all.  The worker removes batches without
+ * a pause while there is backlog, each in its own transaction, and ends.  An idle
+ * database has no connection of ours.
+ *
+ * A database is due
+ *	- at the first look since the launcher started, and after a reload;
+ *	- when the earliest expiry that is known of it has passed, or a batch left
+ *	  some behind, and idem.cleanup_interval is over since its worker started;
+ *	- a while after the latest look at it: what was restored, replicated,
+ *	  prepared or written by a superuser is not announced by anybody.
+ * After failures it is due after a time that doubles.  Of several the one that
+ * has waited longest comes first.
+ *
+ * What a launcher knows of a database (LauncherDatabase) is lost when it is
+ * restarted, which costs one look at each.  Workers that a former launcher
+ * started are seen by the pid in shared memory; that also keeps two workers out of
+ * one database should the launcher be wrong.  Which lock protects what there is
+ * said in stats.c.
+ *
+ * Leaving in time: before each batch and several times a second within one, the
+ * worker tries the lock of its database that DROP, ALTER and a copy conflict with,
+ * never waiting for it, and ends when it is refused.  The same goes for the lock
+ * of the extension, before each batch: DROP EXTENSION waits for one batch at most,
+ * and the next one does not stumble over it.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "portability/instr_time.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lock.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+#include "catalog.h"
+#include "cleanup.h"
+#include "compat.h"
+#include "guc.h"
+#include "stats.h"
+#include "worker.h"
+
+#define MILLISECONDS(ms) ((int64) (ms) * 1000)	/* as a TimestampTz counts */
+#define SECONDS(s) ((int64) (s) * USECS_PER_SEC)
+
+/* Workers at the same time: they are to leave room for the work itself. */
+#define WORKERS_MAX 3
+
+/* Restart of a launcher that ended, seconds */
+#define LAUNCHER_RESTART_S 5
+
+/* A database is looked at this often though nobody announced anything. */
+#define LOOK_INTERVAL SECONDS(60)
+
+/* Longest pause after a worker could not be started */
+#define RETRY_INTERVAL_MAX SECONDS(10)
+
+/* Longest pause after failures */
+#define BACKOFF_MAX SECONDS(300)
+
+/* After this a worker makes room for another database's. */
+#define RUN_DURATION_MAX SECONDS(60)
+
+/*
+ * Walking behind the low-water mark: all of it this often (less than
+ * LOOK_INTERVAL, so that each such look is one), and for 1/20 of the time, that
+ * is 5 %.  The limit is for a clock that is set back.
+ */
+#define FULL_SCAN_INTERVAL SECONDS(50)
+#define RESCAN_PAUSE_FACTOR 20
+#define RESCAN_PAUSE_MAX SECONDS(3600)
+
+/* The table's lock is all that a worker can wait for. */
+#define WORKER_LOCK_TIMEOUT "10s"
+
+/* bgw_extra of a worker */
+typedef struct WorkerOrder
+{
+	bool		full_scan;		/* begin with all of the table */
+} WorkerOrder;
+
+StaticAssertDecl(sizeof(WorkerOrder) <= BGW_EXTRALEN,
+				 "the order fits into bgw_extra");
+
+/* What the launcher knows of a database */
+typedef struct LauncherDatabase
+{
+	Oid			oid;			/* hash key */
+	NameData	name;
+	bool		listed;			/* exists, can be connected to, is to be cleaned */
+	bool		looked_at;		/* since the start or the latest reload */
+	TimestampTz started_at;		/* latest worker */
+	TimestampTz retry_at;		/* a worker could not be started: not before */
+	int			failures;		/* in a row */
+	uint64		runs_before;	/* regular ends before the latest worker */
+	BackgroundWorkerHandle *handle; /* running worker, or NULL */
+} LauncherDatabase;
+
+/* Lives as long as the launcher, as do the hash table and the handles. */
+static MemoryContext launcher_context = NULL;
+static HTAB *databases = NULL;
+
+/* idem.databases as it was read by the latest reload, in a context of its own */
+static MemoryContext wanted_context = NULL;
+static List *wanted_names = NIL;
+static bool wanted_valid = false;
+
+static int	running_workers = 0;
+static bool no_slot_reported = false;
+
+void
+idem_worker_register_launcher(void)
+{
+	BackgroundWorker worker;
+
+	memset(&worker, 0, sizeof(worker));
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
+		BGWORKER_BACKEND_DATABASE_CONNECTION;
+	/* On a standby: after its promotion. */
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = LAUNCHER_RESTART_S;
+	strlcpy(worker.bgw_library_name, "idem", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idem_launcher_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_name, "idem launcher", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "idem launcher", BGW_MAXLEN);
+	RegisterBackgroundWorker(&worker);
+}
+
+/* ----- both processes ----- */
+
+static void
+override_setting(const char *name, const char *value)
+{
+	/* transaction_timeout is not in every version */
+	if (GetConfigOption(name, true, false) != NULL)
+		SetConfigOption(name, value, PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
+ * What is set for the server, the database or the role is meant for
+ * applications, and must not keep us from working.  A reload does not undo it.
+ */
+static void
+override_settings(void)
+{
+	override_setting("default_transaction_isolation", "read committed");
+	override_setting("default_transaction_read_only", "off");
+	override_setting("default_transaction_deferrable", "off");
+	override_setting("statement_timeout", "0");
+	override_setting("transaction_timeout", "0");
+	override_setting("idle_in_transaction_session_timeout", "0");
+	override_setting("lock_timeout", WORKER_LOCK_TIMEOUT);
+	override_setting("search_path", "");
+	/* Losing the removal of an expired claim in a crash is harmless. */
+	override_setting("synchronous_commit", "off");
+}
+
+static void
+accept_signals(void)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+}
+
+/* ----- the launcher: its databases ----- */
+
+static void
+init_launcher_database(LauncherDatabase *db)
+{
+	memset((char *) db + sizeof(db->oid), 0,
+		   sizeof(LauncherDatabase) - sizeof(db->oid));
+	db->started_at = DT_NOBEGIN;
+	db->retry_at = DT_NOBEGIN;
+}
+
+/* Reads idem.databases. */
+static void
+read_wanted_names(void)
+{
+	MemoryContext old_context;
+
+	MemoryContextReset(wanted_context);
+	old_context = MemoryContextSwitchTo(wanted_context);
+	wanted_valid = SplitIdentifierString(pstrdup(idem_databases), ',',
+										 &wanted_names);
+	MemoryContextSwitchTo(old_context);
+	if (!wanted_valid)
+		ereport(LOG,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("invalid list syntax in parameter \"%s\"",
+						"idem.databases"),
+				 errhint("No database is cleaned until it is corrected.")));
+}
+
+static bool
+is_wanted(const char *name)
+{
+	ListCell   *lc;
+
+	if (!wanted_valid)
+		return false;
+	foreach(lc, wanted_names)
+		if (strcmp(lfirst(lc), name) == 0)
+			return true;
+	return wanted_names == NIL;
+}
+
+static void
+list_database(Form_pg_database form)
+{
+	LauncherDatabase *db;
+	bool		found;
+
+	if (!form->datallowconn || database_is_invalid_form(form) ||
+		!is_wanted(NameStr(form->datname)))
+		return;
+
+	db = hash_search(databases, &form->oid, HASH_ENTER, &found);
+	if (!found)
+		init_launcher_database(db);
+	db->name = form->datname;
+	db->listed = true;
+}
+
+static void
+unlist_databases(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		db->listed = false;
+}
+
+static void
+remove_unlisted_databases(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		if (!db->listed && db->handle == NULL)
+			hash_search(databases, &db->oid, HASH_REMOVE, NULL);
+}
+
+static void
+forget_dropped(const Oid *counted, int ncounted, const Oid *existing,
+			   int nexisting)
+{
+	for (int i = 0; i < ncounted; i++)
+	{
+		bool		exists = false;
+
+		for (int j = 0; j < nexisting && !exists; j++)
+			exists = existing[j] == counted[i];
+		if (!exists)
+			idem_stats_forget_database(counted[i]);
+	}
+}
+
+/*
+ * Reads pg_database.  Which databases have statistics is read before: one that
+ * is not in a later snapshot has been dropped, whereas one that is created now
+ * may not be in the snapshot and have statistics already.
+ */
+static void
+refresh_databases(void)
+{
+	Oid		   *counted;
+	int			ncounted = idem_stats_get_databases(&counted);
+	Oid		   *existing;
+	int			nexisting = 0;
+	int			existing_max = 64;
+	Relation	rel = table_open(DatabaseRelationId, AccessShareLock);
+	TableScanDesc scan = table_beginscan_catalog(rel, 0, NULL);
+	HeapTuple	tuple;
+
+	existing = palloc(existing_max * sizeof(Oid));
+	unlist_databases();
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+
+		if (nexisting == existing_max)
+		{
+			existing_max *= 2;
+			existing = repalloc(existing, existing_max * sizeof(Oid));
+		}
+		existing[nexisting++] = form->oid;
+		list_database(form);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+
+	remove_unlisted_databases();
+	forget_dropped(counted, ncounted, existing, nexisting);
+}
+
+/* ----- the launcher: its workers ----- */
+
+static void
+note_worker_ended(LauncherDatabase *db)
+{
+	IdemCleanupStatus status;
+
+	pfree(db->handle);
+	db->handle = NULL;
+	running_workers--;
+
+	/* Without statistics we cannot know; it is looked at rarely anyway. */
+	if (idem_stats_get_status(db->oid, &status) &&
+		status.runs == db->runs_before)
+		db->failures++;
+	else
+		db->failures = 0;
+}
+
+static void
+reap_workers(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+	pid_t		pid;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		if (db->handle != NULL &&
+			GetBackgroundWorkerPid(db->handle, &pid) == BGWH_STOPPED)
+			note_worker_ended(db);
+}
+
+/* Pause between the starts of two workers in a database */
+static int64
+start_interval(const LauncherDatabase *db, bool backlog)
+{
+	int64		interval = MILLISECONDS(idem_cleanup_interval);
+
+	if (db->failures > 0)
+		return Max(interval,
+				   Min(interval << Min(db->failures - 1, 16), BACKOFF_MAX));
+	/* A worker leaves its backlog behind only to make room for others. */
+	if (backlog)
+		return Min(interval, RUN_DURATION_MAX);
+	return interval;
+}
+
+static int64
+retry_interval(void)
+{
+	return Min(MILLISECONDS(idem_cleanup_interval), RETRY_INTERVAL_MAX);
+}
+
+/* When a worker is to be started; DT_NOEND while one runs. */
+static TimestampTz
+due_at(const LauncherDatabase *db)
+{
+	IdemCleanupStatus status;
+	TimestampTz due;
+	TimestampTz not_before;
+
+	if (db->handle != NULL || !db->listed)
+		return DT_NOEND;
+	if (!db->looked_at)
+		return db->retry_at;
+
+	idem_stats_get_status(db->oid, &status);
+	not_before = db->started_at + start_interval(db, status.backlog);
+	due = db->started_at + Max(LOOK_INTERVAL,
+							   MILLISECONDS(idem_cleanup_interval));
+	due = Min(due, status.oldest_expires_at);
+	if (status.backlog || db->failures > 0)
+		due = not_before;
+	return Max(Max(due, not_before), db->retry_at);
+}
+
+/* Of the databases that are due, the one whose worker started the longest ago */
+static LauncherDatabase *
+pick_database(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+	LauncherDatabase *picked = NULL;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		if (due_at(db) <= now &&
+			(picked == NULL || db->started_at < picked->started_at))
+			picked = db;
+	return picked;
+}
+
+static bool
+register_worker(LauncherDatabase *db)
+{
+	WorkerOrder order = {.full_scan = !db->looked_at};
+	BackgroundWorker worker;
+	MemoryContext old_context;
+	bool		registered;
+
+	memset(&worker, 0, sizeof(worker));
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
+		BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker.bgw_library_name, "idem", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idem_worker_main", BGW_MAXLEN);
+	snprintf(worker.bgw_name, BGW_MAXLEN, "idem worker for database \"%s\"",
+			 NameStr(db->name));
+	strlcpy(worker.bgw_type, "idem worker", BGW_MAXLEN);
+	worker.bgw_main_arg = ObjectIdGetDatum(db->oid);
+	memcpy(worker.bgw_extra, &order, sizeof(order));
+	worker.bgw_notify_pid = MyProcPid;
+
+	old_context = MemoryContextSwitchTo(launcher_context);
+	registered = RegisterDynamicBackgroundWorker(&worker, &db->handle);
+	MemoryContextSwitchTo(old_context);
+	if (!registered)
+		db->handle = NULL;
+	return registered;
+}
+
+/* Once for each time that the slots run out, not for each try */
+static void
+report_no_slot(const LauncherDatabase *db)
+{
+	if (!no_slot_reported)
+		ereport(WARNING,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("idem cannot start a worker for database \"%s\": no background worker slot is free",
+						NameStr(db->name)),
+				 errdetail("Expired claims stay until one is."),
+				 errhint("You might need to increase max_worker_processes.")));
+	no_slot_reported = true;
+}
+
+/* False: no worker could be started, of whatever database. */
+static bool
+start_worker(LauncherDatabase *db, TimestampTz now)
+{
+	IdemCleanupStatus status;
+
+	/* Until it is known better; a start replaces it. */
+	db->retry_at = now + retry_interval();
+
+	idem_stats_get_status(db->oid, &status);
+	if (status.worker_pid != 0)
+		return true;			/* a former launcher's */
+
+	/* A worker would wait, in the way of others, or find the database gone. */
+	if (!idem_conditional_lock_database(db->oid))
+		return true;
+
+	if (!register_worker(db))
+	{
+		report_no_slot(db);
+		return false;
+	}
+	no_slot_reported = false;
+	running_workers++;
+	db->looked_at = true;
+	db->runs_before = status.runs;
+	db->started_at = now;
+	db->retry_at = DT_NOBEGIN;
+	return true;
+}
+
+/* False: no slot is free, so there is no use in trying another. */
+static bool
+start_due_workers(TimestampTz now)
+{
+	LauncherDatabase *db;
+
+	while (running_workers < WORKERS_MAX &&
+		   (db = pick_database(now)) != NULL)
+		if (!start_worker(db, now))
+			return false;
+	return true;
+}
+
+/*
+ * How long there is nothing to do; the end of a worker and a reload set our
+ * latch.  What is claimed meanwhile can be due earlier than what is known now, but
+ * not before an interval is over.
+ */
+static int64
+idle_time(TimestampTz now)
+{
+	int64		idle = MILLISECONDS(idem_cleanup_interval);
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	if (running_workers == WORKERS_MAX)
+		return idle;
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		TimestampTz due = due_at(db);
+
+		if (due < now + idle)
+			idle = Max(due, now) - now;
+	}
+	return idle;
+}
+
+/* A clock that was set back must not stop the cleaning until it is there again. */
+static void
+follow_clock(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		db->started_at = Min(db->started_at, now);
+		db->retry_at = Min(db->retry_at,
+						   now + retry_interval());
+	}
+}
+
+/* Returns for how long to sleep, in milliseconds. */
+static long
+launcher_cycle(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool		slots_free;
+	int64		idle;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	reap_workers();
+	refresh_databases();
+	follow_clock(now);
+	slots_free = start_due_workers(now);
+	CommitTransactionCommand();
+
+	idle = slots_free ? idle_time(now) : retry_interval();
+	return (long) ((idle + 999) / 1000);
+}
+
+static void
+reload_launcher(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	ProcessConfigFile(PGC_SIGHUP);
+	read_wanted_names();
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		db->looked_at = false;
+		db->failures = 0;
+		db->retry_at = DT_NOBEGIN;
+	}
+}
+
+static void
+init_launcher(void)
+{
+	HASHCTL		ctl;
+
+	launcher_context = AllocSetContextCreate(TopMemoryContext, "idem launcher",
+											 ALLOCSET_DEFAULT_SIZES);
+	wanted_context = AllocSetContextCreate(launcher_context,
+										   "idem.databases",
+										   ALLOCSET_SMALL_SIZES);
+	read_wanted_names();
+
+	memset(&ctl, 0, sizeof(ctl));
+	ctl.keysize = sizeof(Oid);
+	ctl.entrysize = sizeof(LauncherDatabase);
+	ctl.hcxt = launcher_context;
+	databases = hash_create("idem databases", 16, &ctl,
+							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+}
+
+void
+idem_launcher_main(Datum arg)
+{
+	uint32		wait_event;
+
+	accept_signals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	override_settings();
+	pgstat_report_appname("idem launcher");
+	wait_event = idem_wait_event("IdemLauncherMain");
+	init_launcher();
+
+	for (;;)
+	{
+		long		timeout = launcher_cycle();
+
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			reload_launcher();
+		}
+	}
+}
+
+/* ----- the worker of a database ----- */
+
+/* One run of a worker */
+typedef struct WorkerRun
+{
+	char	   *database;		/* name: nobody can rename it under us */
+	bool		full_scan;		/* ordered, and not done yet */
+	IdemCleanupMarks marks;
+	TimestampTz oldest_expires_at;
+} WorkerRun;
+
+typedef enum ExtensionStanding
+{
+	EXTENSION_SERVED,
+	EXTENSION_ABSENT,			/* or of a version that we do not know */
+	EXTENSION_BUSY				/* somebody drops it */
+} ExtensionStanding;
+
+/*
+ * The lock is not kept: DROP SCHEMA can have the table's lock when it asks for
+ * the extension's, and would deadlock with us.
+ */
+static ExtensionStanding
+extension_standing(void)
+{
+	Oid			extension = get_extension_oid("idem", true);
+	LOCKTAG		tag;
+
+	if (!OidIsValid(extension))
+		return EXTENSION_ABSENT;
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
+	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return EXTENSION_BUSY;
+	LockRelease(&tag, AccessShareLock, false);
+	/* Looked up again: it may have been dropped while we came to the lock. */
+	return idem_is_installed() ? EXTENSION_SERVED : EXTENSION_ABSENT;
+}
+
+/* IdemCleanupStop */
+static bool
+must_leave_database(void)
+{
+	return !idem_conditional_lock_database(MyDatabaseId);
+}
+
+/* At the low-water mark, or behind it if there may be rows and it is time */
+static TimestampTz
+choose_start(const WorkerRun *run, TimestampTz now)
+{
+	const IdemCleanupMarks *marks = &run->marks;
+	int64		full_scan_age;
+
+	if (run->full_scan)
+		return DT_NOBEGIN;
+	if (now < marks->rescan_after &&
+		marks->rescan_after <= now + RESCAN_PAUSE_MAX)
+		return marks->low_water;
+	if (pg_sub_s64_overflow(now, marks->full_scan_at, &full_scan_age) ||
+		full_scan_age < 0 || full_scan_age >= FULL_SCAN_INTERVAL)
+		return DT_NOBEGIN;
+	return Min(marks->low_water, run->oldest_expires_at);
+}
+
+static void
+advance_marks(WorkerRun *run, const IdemCleanupBatch *batch,
+			  TimestampTz begun_at, double seconds)
+{
+	IdemCleanupMarks *marks = &run->marks;
+
+	if (batch->start == DT_NOBEGIN)
+	{
+		run->full_scan = false;
+		marks->full_scan_at = begun_at;
+	}
+	if (batch->start < marks->high_water)
+	{
+		TimestampTz now = GetCurrentTimestamp();
+		TimestampTz after = Max(now, marks->rescan_after) +
+			(int64) (seconds * RESCAN_PAUSE_FACTOR * USECS_PER_SEC);
+
+		marks->rescan_after = Min(after, now + RESCAN_PAUSE_MAX);
+	}
+	marks->low_water = batch->next_start;
+	marks->high_water = Max(marks->high_water, batch->next_start);
+}
+
+/*
+ * In a transaction: may a batch run?  Takes the place of the database's worker
+ * as soon as it is known that there is something to clean.
+ */
+static bool
+may_run_batch(void)
+{
+	if (must_leave_database())
+		return false;
+	switch (extension_standing())
+	{
+		case EXTENSION_SERVED:
+			return idem_stats_attach_worker();
+		case EXTENSION_ABSENT:
+			idem_stats_publish_absent();
+			return false;
+		case EXTENSION_BUSY:
+			break;
+	}
+	return false;
+}
+
+/* One batch in its own transaction.  False: there is no more to do. */
+static bool
+run_batch(WorkerRun *run)
+{
+	TimestampTz begun_at = GetCurrentTimestamp();
+	instr_time	begun;
+	instr_time	duration;
+	double		seconds;
+	IdemCleanupBatch batch;
+
+	INSTR_TIME_SET_CURRENT(begun);
+	run->oldest_expires_at = DT_NOEND;
+	/* Before the look at the catalog: see idem_stats_publish_absent(). */
+	(void) idem_stats_get_marks(&run->marks, &run->oldest_expires_at);
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (!may_run_batch())
+	{
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		return false;
+	}
+	pgstat_report_activity(STATE_RUNNING, "removing expired claims");
+	idem_cleanup_batch(idem_cleanup_batch_size, choose_start(run, begun_at),
+					   begun_at, must_leave_database, &batch);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+
+	INSTR_TIME_SET_CURRENT(duration);
+	INSTR_TIME_SUBTRACT(duration, begun);
+	seconds = INSTR_TIME_GET_DOUBLE(duration);
+	advance_marks(run, &batch, begun_at, seconds);
+	idem_stats_publish_cleanup(&batch, seconds, &run->marks);
+	/* Autovacuum must learn of the dead rows. */
+	pgstat_report_stat(true);
+	pgstat_report_activity(STATE_IDLE, NULL);
+
+	elog(DEBUG1, "removed " INT64_FORMAT " expired claims, skipped " INT64_FORMAT ", in %.3f s",
+		 batch.rows_deleted, batch.rows_skipped, seconds);
+	return batch.more;
+}
+
+static void
+run_batches(WorkerRun *run)
+{
+	TimestampTz begun_at = GetCurrentTimestamp();
+
+	while (run_batch(run) &&
+		   !TimestampDifferenceExceeds(begun_at, GetCurrentTimestamp(),
+									   RUN_DURATION_MAX / 1000))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+	}
+}
+
+/* The error is reported where it is caught, by the end of the process. */
+static void
+publish_current_error(void)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ErrorData  *error = CopyErrorData();
+
+	idem_stats_publish_error(error->message);
+	FreeErrorData(error);
+	MemoryContextSwitchTo(old_context);
+}
+
+static void
+worker_error_context(void *arg)
+{
+	WorkerRun  *run = arg;
+
+	errcontext("removing expired claims in database \"%s\"", run->database);
+}
+
+static void
+init_run(WorkerRun *run)
+{
+	WorkerOrder order;
+
+	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
+	memset(run, 0, sizeof(WorkerRun));
+	run->full_scan = order.full_scan;
+	/* Where no statistics are kept, each run starts with these. */
+	run->marks.low_water = DT_NOBEGIN;
+	run->marks.high_water = DT_NOBEGIN;
+	run->marks.rescan_after = DT_NOBEGIN;
+	run->marks.full_scan_at = DT_NOBEGIN;
+
+	StartTransactionCommand();
+	run->database = MemoryContextStrdup(TopMemoryContext,
+										get_database_name(MyDatabaseId));
+	CommitTransactionCommand();
+}
+
+void
+idem_worker_main(Datum arg)
+{
+	WorkerRun	run;
+	ErrorContextCallback context = {.callback = worker_error_context,.arg = &run};
+
+	accept_signals();
+	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid,
+											  0);
+	override_settings();
+	pgstat_report_appname("idem worker");
+	init_run(&run);
+
+	context.previous = error_context_stack;
+	error_context_stack = &context;
+	PG_TRY();
+	{
+		run_batches(&run);
+	}
+	PG_CATCH();
+	{
+		publish_current_error();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	error_context_stack = context.previous;
+
+	idem_stats_publish_run();
+	proc_exit(0);
+}
