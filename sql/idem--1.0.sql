@@ -407,9 +407,12 @@ TO pg_monitor;
 
 -- ----- rights -----
 
+-- SECURITY DEFINER: what the objects' owner has granted can be restored by
+-- whoever restores the dump, a superuser or the owner of the database.
 CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql
+SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE

@@ -1,0 +1,89 @@
+# pg_dump and pg_restore keep claims, scopes and tokens, also when the owner of
+# the database, who is no superuser, runs them; and pg_upgrade's way of dumping.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->start;
+
+$node->safe_psql('postgres', q{
+CREATE ROLE owner LOGIN;
+CREATE ROLE app LOGIN;
+CREATE ROLE operator LOGIN;
+CREATE ROLE nobody LOGIN;
+CREATE DATABASE shop OWNER owner;
+CREATE DATABASE copy OWNER owner;
+CREATE DATABASE copy_by_superuser;
+});
+
+sub as
+{
+	my ($role, $database, $sql) = @_;
+	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
+}
+
+# Trusted: the owner of the database installs it and grants its use.
+as('owner', 'shop', q{
+CREATE SCHEMA requests;
+CREATE EXTENSION idem SCHEMA requests;
+SELECT requests.idem_grant('app', 'app');
+SELECT requests.idem_grant('operator', 'operator');
+});
+as('operator', 'shop', q{
+INSERT INTO requests.idem_scopes (scope, ttl, failed) VALUES ('mail', '2 days', 'retryable');
+INSERT INTO requests.idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
+});
+is( as('app', 'shop', q{
+		BEGIN;
+		SELECT requests.idem_claim('user', 'done', fingerprint => '\x0102');
+		SELECT requests.idem_complete('{"paid": 30}');
+		SELECT requests.idem_claim('user', 'broken', 'mail');
+		SELECT requests.idem_fail('"no"');
+		COMMIT}),
+	"t\nt\nt\nt", 'a role that was granted app claims and settles');
+$node->safe_psql('shop', "SELECT nextval('requests.idem_token_seq') FROM generate_series(1, 41)");
+
+sub content
+{
+	my ($database) = @_;
+	return $node->safe_psql($database, q{
+		SELECT * FROM requests.idem_claims ORDER BY request_id;
+		SELECT * FROM requests.idem_scopes ORDER BY scope;
+		SELECT last_value FROM requests.idem_token_seq;
+		SELECT grantee, privilege_type FROM information_schema.routine_privileges
+			WHERE routine_name IN ('idem_claim', 'idem_forget') AND grantee IN ('app', 'operator')
+			ORDER BY 1, 2;
+	});
+}
+my $before = content('shop');
+like($before, qr/"paid": 30/, 'there is something to dump');
+
+my @as_owner = ('-h', $node->host, '-p', $node->port, '-U', 'owner');
+my $dump = $node->basedir . '/shop.dump';
+command_ok([ 'pg_dump', '-Fc', '-f', $dump, @as_owner, 'shop' ],
+	'the owner of the database dumps it');
+command_ok([ 'pg_restore', '--exit-on-error', '-d', 'copy', @as_owner, $dump ],
+	'and restores it');
+is(content('copy'), $before, 'with all claims, scopes, tokens and grants');
+is(as('app', 'copy', "SELECT requests.idem_claim('user', 'done', fingerprint => '\\x0102')"),
+	'f', 'a request from before the dump is a replay in the copy');
+is(as('app', 'copy', "SELECT requests.idem_claim('user', 'broken', 'mail')"),
+	't', 'and the scopes have their policies');
+
+command_ok(
+	[ 'pg_restore', '--exit-on-error', '-d', $node->connstr('copy_by_superuser'), $dump ],
+	'a superuser restores it');
+is(content('copy_by_superuser'), $before, 'with the same content');
+
+my ($status, $out, $err) = $node->psql('shop', q{SELECT requests.idem_claim('user', 'x')},
+	extra_params => [ '-U', 'nobody' ]);
+like($err, qr/permission denied/, 'nobody else may claim');
+
+$node->stop;
+done_testing();
