@@ -779,6 +779,7 @@ idem_store_expiry_scan_delete(IdemExpiryScan *scan)
 void
 idem_store_expiry_scan_end(IdemExpiryScan *scan)
 {
+	ExecClearTuple(scan->store->slot);
 	index_endscan(scan->scan);
 	UnregisterSnapshot(scan->snapshot);
 	index_close(scan->index, NoLock);
