@@ -1,0 +1,225 @@
+# shellcheck shell=bash
+#
+# Gets a machine ready: a server with headers and a compiler, a workspace, the
+# extension built and installed. Sourced by test/run and test/demo.
+#
+# Installing packages, and the extension where the server's folders need it,
+# are the only things done as root. All else happens in the workspace, a
+# temporary folder, as a user that is not root, since a server refuses to run
+# as root. Existing clusters are never touched, nor is the working tree.
+#
+# After prepare_machine: $pg_config, $bindir, $pgxs and $version.
+# After make_workspace: $workspace, with a copy of the tree in $workspace/tree.
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+workspace=
+
+die()
+{
+	echo "$(basename "$0"): $*" >&2
+	exit 1
+}
+
+as_root()
+{
+	if [ "$(id -u)" -eq 0 ]; then
+		"$@"
+	else
+		command -v sudo >/dev/null || die "needs root, or sudo, for: $*"
+		sudo "$@"
+	fi
+}
+
+# The environment is emptied, so that neither the caller's PGHOST nor locale
+# changes what is tested.
+as_user()
+{
+	local command=(env -i "PATH=$bindir:/usr/local/bin:/usr/bin:/bin"
+		"HOME=$workspace" "TMPDIR=$workspace/tmp" LC_ALL=C.UTF-8 "$@")
+
+	if [ "$(id -u)" -eq 0 ]; then
+		runuser -u "$(server_user)" -- "${command[@]}"
+	else
+		"${command[@]}"
+	fi
+}
+
+server_user()
+{
+	if [ "$(id -u)" -ne 0 ]; then
+		id -un
+	elif id postgres >/dev/null 2>&1; then
+		echo postgres
+	else
+		echo nobody
+	fi
+}
+
+# Can the server of this pg_config run, and can it be built against?
+complete_server()
+{
+	[ -x "$("$1" --bindir 2>/dev/null)/postgres" ] &&
+		[ -f "$("$1" --includedir-server)/postgres.h" ] &&
+		[ -f "$("$1" --pgxs)" ]
+}
+
+# The newest of Debian's servers, else the one in the path.
+find_server()
+{
+	local candidate
+
+	if [ -n "${PG_CONFIG:-}" ]; then
+		pg_config=$(command -v "$PG_CONFIG") || die "no such command: $PG_CONFIG"
+		complete_server "$pg_config" ||
+			die "$PG_CONFIG: the server or its headers are missing"
+		return
+	fi
+	for candidate in $(printf '%s\n' /usr/lib/postgresql/*/bin/pg_config |
+		sort --version-sort --reverse) pg_config; do
+		if pg_config=$(command -v "$candidate") &&
+			complete_server "$pg_config"; then
+			return
+		fi
+	done
+	return 1
+}
+
+# The packages that give this machine a server with headers: the headers of
+# the newest server that is there, else the distribution's own version.
+server_packages()
+{
+	local server
+
+	server=$(printf '%s\n' /usr/lib/postgresql/*/bin/postgres |
+		sort --version-sort | tail -n 1)
+	if [ -x "$server" ]; then
+		server=${server#/usr/lib/postgresql/}
+		server=${server%%/*}
+	else
+		server=$(apt-cache show --no-all-versions postgresql |
+			sed -n 's/^Depends:.*postgresql-\([0-9]\+\).*/\1/p')
+		[ -n "$server" ] || die "no package postgresql: install a server first"
+	fi
+	echo "postgresql-$server" "postgresql-server-dev-$server"
+}
+
+apt()
+{
+	local log
+
+	log=$(mktemp)
+	if ! as_root env DEBIAN_FRONTEND=noninteractive \
+		apt-get -q -y "$@" </dev/null >"$log" 2>&1; then
+		cat "$log" >&2
+		rm -f "$log"
+		die "apt-get $* failed"
+	fi
+	rm -f "$log"
+}
+
+# Installs them without creating a cluster, if this brings the first server:
+# Debian's packages would make one and start it.
+install_packages()
+{
+	local no_cluster=/etc/postgresql-common/createcluster.d/no-main-cluster.conf
+
+	echo "installing $*"
+	if [ -d /etc/postgresql-common ]; then
+		apt install --no-install-recommends "$@"
+		return
+	fi
+	as_root mkdir -p "$(dirname "$no_cluster")"
+	echo 'create_main_cluster = false' | as_root tee "$no_cluster" >/dev/null
+	apt install --no-install-recommends "$@"
+	as_root rm -f "$no_cluster"
+}
+
+prepare_machine()
+{
+	local packages=()
+
+	find_server || packages+=(server)
+	command -v gcc >/dev/null || packages+=(gcc libc6-dev)
+	command -v make >/dev/null || packages+=(make)
+	{ command -v prove && perl -MIPC::Run -e 1; } >/dev/null 2>&1 ||
+		packages+=(libipc-run-perl)
+	if [ ${#packages[@]} -gt 0 ]; then
+		command -v apt-get >/dev/null ||
+			die "not a Debian: please install ${packages[*]} (with headers)"
+		apt update
+		if [ "${packages[0]}" = server ]; then
+			# shellcheck disable=SC2207 # words are what it prints
+			packages=($(server_packages) "${packages[@]:1}")
+		fi
+		install_packages "${packages[@]}"
+		find_server || die "no server with headers, even after installing one"
+	fi
+	bindir=$("$pg_config" --bindir)
+	pgxs=$("$pg_config" --pgxs)
+	# shellcheck disable=SC2034 # for the caller
+	version=$("$pg_config" --version)
+	export PG_CONFIG=$pg_config
+}
+
+# A copy of the tree, without what a build or a test has left in it.
+make_workspace()
+{
+	workspace=$(mktemp -d "${TMPDIR:-/tmp}/idem.XXXXXX")
+	mkdir "$workspace/tree" "$workspace/tmp"
+	tar -C "$repository" -cf - --exclude=./.git --exclude='*.o' --exclude='*.bc' \
+		--exclude='*.so' --exclude=./results --exclude=./tmp_check . |
+		tar -C "$workspace/tree" --no-same-owner -xf -
+	chmod 755 "$workspace"
+	if [ "$(id -u)" -eq 0 ]; then
+		chown -R "$(server_user):" "$workspace"
+	fi
+	cd "$workspace" || exit
+}
+
+# For an EXIT trap. Servers of a test that was interrupted run in there too.
+remove_workspace()
+{
+	local pidfile
+
+	[ -n "$workspace" ] || return 0
+	cd /
+	find "$workspace" -name postmaster.pid | while read -r pidfile; do
+		as_user pg_ctl -D "$(dirname "$pidfile")" -s -m immediate stop \
+			</dev/null >/dev/null 2>&1 || true
+	done
+	rm -rf "$workspace"
+}
+
+# Bitcode for just-in-time inlining needs the clang that the server was built
+# with. Not every distribution has the headers' package depend on it.
+server_clang()
+{
+	sed -n 's/^CLANG = //p' "$(dirname "$pgxs")/../Makefile.global"
+}
+
+make_arguments()
+{
+	echo "PG_CONFIG=$pg_config"
+	[ -x "$(server_clang)" ] || echo with_llvm=no
+}
+
+# build FOLDER [MAKE-ARGUMENT ...]. Warnings are errors unless WERROR=0.
+build()
+{
+	# shellcheck disable=SC2046 # one word an argument
+	as_user make --silent -C "$1" -j "$(nproc)" WERROR="${WERROR:-1}" \
+		$(make_arguments) "${@:2}"
+}
+
+# install_extension FOLDER [MAKE-ARGUMENT ...]. What build made; same arguments.
+install_extension()
+{
+	local as=as_root
+
+	if [ -w "$("$pg_config" --pkglibdir)" ] &&
+		[ -w "$("$pg_config" --sharedir)/extension" ]; then
+		as=
+	fi
+	# shellcheck disable=SC2046 # one word an argument
+	$as make --silent -C "$1" $(make_arguments) "${@:2}" install >/dev/null
+}
