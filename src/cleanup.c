@@ -1,15 +1,17 @@
 /*
  * cleanup.c
- *	  One bounded batch of removing expired claims, in the caller's transaction.
+ *	  One bounded batch of removing expired claims, in the caller's
+ *	  transaction.
  *
- * The claims are walked in the order of expires_at, from a low-water mark up to
- * and including the first one that has not expired: it says when there will be
- * something to do again.  A row that another transaction has locked or changed is
- * skipped, never waited for, so any number of workers and sessions may clean at
- * the same time.  The semantics are DELETE ... FOR UPDATE SKIP LOCKED.
+ * The claims are walked in the order of expires_at, from a low-water mark up
+ * to and including the first one that has not expired: it says when there will
+ * be something to do again.  A row that another transaction has locked or
+ * changed is skipped, never waited for, so any number of workers and sessions
+ * may clean at the same time.  The semantics are DELETE ... FOR UPDATE SKIP
+ * LOCKED.
  *
- * A batch only returns what it did.  Its caller publishes that after the commit,
- * since a batch that was rolled back has removed nothing.
+ * A batch only returns what it did.  Its caller publishes that after the
+ * commit, since a batch that was rolled back has removed nothing.
  *
  * Locks: RowExclusiveLock on the table and its indexes until the transaction
  * ends, as for any DML; see store.c.
@@ -46,7 +48,7 @@ typedef struct BatchBounds
 {
 	int64		rows_max;
 	IdemCleanupStop stop;
-	int64		end_us;			/* on the monotonic clock; 0: not started yet */
+	int64		end_us;			/* on the monotonic clock; 0: not started */
 	int64		next_stop_us;
 	uint32		rows_seen;
 } BatchBounds;
@@ -194,13 +196,14 @@ idem_cleanup(PG_FUNCTION_ARGS)
 
 /*
  * idem_cleanup_step(batch_size, start, expired_before): one batch of
- * idem_cleanup_all(), which carries the marks from one to the next.  The cutoff
- * comes from the caller, who must not get a claim removed before its time.
+ * idem_cleanup_all(), which carries the marks from one to the next.  The
+ * cutoff comes from the caller, who must not get a claim removed before its
+ * time.
  */
 Datum
 idem_cleanup_step(PG_FUNCTION_ARGS)
 {
-	TimestampTz start = PG_ARGISNULL(1) ? DT_NOBEGIN : PG_GETARG_TIMESTAMPTZ(1);
+	TimestampTz start = DT_NOBEGIN;
 	TimestampTz expired_before = GetCurrentTimestamp();
 	IdemCleanupBatch batch;
 	TupleDesc	desc;
@@ -210,6 +213,8 @@ idem_cleanup_step(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 
+	if (!PG_ARGISNULL(1))
+		start = PG_GETARG_TIMESTAMPTZ(1);
 	if (!PG_ARGISNULL(2))
 		expired_before = Min(expired_before, PG_GETARG_TIMESTAMPTZ(2));
 	run_session_batch(batch_rows_max_arg(fcinfo, 0), start, expired_before,

@@ -7,37 +7,38 @@
  *
  * Who may write what, under which lock:
  *
- *	slot->database	shared->lock, exclusively; it is read under shared->lock, in
- *					either mode.  A process that is connected to a database may
- *					read and write that database's slot without the lock: a slot
- *					is freed only after its database was dropped, and that waits
+ *	slot->database	shared->lock, exclusively; it is read under shared->lock,
+ *					in either mode.  A process that is connected to a database
+ *					may use that database's slot without the lock: a slot is
+ *					freed only after its database was dropped, and that waits
  *					for all who are connected.
  *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
  *					fold_claimed() resets it, under slot->mutex.
- *	slot->cleanup	slot->mutex, a spinlock.  Its marks, worker_pid and runs are
- *					written by the database's worker alone.
+ *	slot->cleanup	slot->mutex, a spinlock.  Its marks, worker_pid and runs
+ *					are written by the database's worker alone.
  *
  * shared->lock is taken before a mutex, and no lock is taken under a mutex.
  *
- * What a transaction counts is kept by itself until it commits, one entry a level
- * of savepoints: what was rolled back did not happen.  A prepared transaction
- * publishes at PREPARE, since COMMIT PREPARED calls nobody back; its rows may
- * not be visible yet when they are looked for, which the worker's full scans
- * make good.
+ * What a transaction counts is kept by itself until it commits, one entry a
+ * level of savepoints: what was rolled back did not happen.  A prepared
+ * transaction publishes at PREPARE, since COMMIT PREPARED calls nobody back;
+ * its rows may not be visible yet when they are looked for, which the worker's
+ * full scans make good.
  *
- * The earliest expiry that may be left in the table is what the worker is started
- * by, and what oldest_expired_age shows.  Two values hold it, so that a batch can
- * replace what is known without losing a claim that its snapshot did not see:
+ * The earliest expiry that may be left in the table is what the worker is
+ * started by, and what oldest_expired_age shows.  Two values hold it, so that
+ * a batch can replace what is known without losing a claim that its snapshot
+ * did not see:
  *
- *	1. before its snapshot, a batch folds slot->claimed into cleanup.oldest, and
- *	   resets it.  Whoever committed before the snapshot is in oldest; whoever
- *	   commits after it lowers claimed again;
+ *	1. before its snapshot, a batch folds slot->claimed into cleanup.oldest,
+ *	   and resets it.  Whoever committed before the snapshot is in oldest;
+ *	   whoever commits after it lowers claimed again;
  *	2. after its commit, the batch replaces oldest by what it found, unless
  *	   oldest lies before the place where it started to look, or another batch
  *	   has published since 1 and may know better: then the earlier one is kept.
  *
- * Too early a value costs a look at the table.  Too late a one would leave expired
- * claims in it, until the next full scan.
+ * Too early a value costs a look at the table.  Too late a one would leave
+ * expired claims in it, until the next full scan.
  */
 #include "postgres.h"
 
@@ -110,7 +111,7 @@ typedef struct CleanupStats
 	TimestampTz reset_at;
 
 	/* state, not reset */
-	TimestampTz oldest;			/* earliest expiry that may be left; DT_NOEND */
+	TimestampTz oldest;			/* earliest expiry that may be left */
 	uint64		publications;	/* how often it was replaced */
 	bool		backlog;		/* the latest batch ended by its bounds */
 	IdemCleanupMarks marks;
@@ -121,8 +122,8 @@ typedef struct CleanupStats
 typedef struct DatabaseSlot
 {
 	Oid			database;		/* InvalidOid: free */
-	pg_atomic_uint64 claimed;	/* earliest expiry of what was claimed since the
-								 * latest batch began; DT_NOEND */
+	pg_atomic_uint64 claimed;	/* earliest expiry of what was claimed since
+								 * the latest batch began; DT_NOEND: nothing */
 	slock_t		mutex;
 	CleanupStats cleanup;
 } DatabaseSlot;
@@ -134,7 +135,7 @@ typedef struct SharedStats
 	DatabaseSlot slots[DATABASES_MAX];
 } SharedStats;
 
-/* What a transaction or subtransaction has done, to be counted if it commits */
+/* What a transaction or subtransaction has done, to be counted at its commit */
 typedef struct PendingStats
 {
 	struct PendingStats *upper;
@@ -791,7 +792,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 													  values, nulls)));
 }
 
-/* A metric, as a scraper expects it: its samples have the same type and help. */
+/* As a scraper expects it, all samples of a metric have one type and help. */
 typedef struct Metric
 {
 	const char *type;

@@ -21,8 +21,8 @@ extern void idem_stats_count_claim(TimestampTz expires_at);
 
 /*
  * A batch is about to look at the table: to be called before it takes its
- * snapshot.  What is claimed from now on is remembered apart from what the batch
- * may find.  Returns what is to be put into its publications.
+ * snapshot.  What is claimed from now on is remembered apart from what the
+ * batch may find.  Returns what is to be put into its publications.
  */
 extern uint64 idem_stats_begin_batch(void);
 
@@ -32,14 +32,15 @@ extern void idem_stats_count_cleanup(const struct IdemCleanupBatch *batch,
 
 /* ----- for the worker of a database, about its own ----- */
 
-/* What one run of the worker leaves to the next.  Only the worker writes it. */
+/* What one run of the worker leaves to the next; only the worker writes it */
 typedef struct IdemCleanupMarks
 {
 	TimestampTz low_water;		/* where a batch starts */
-	TimestampTz high_water;		/* highest low_water so far: what lies before it
-								 * was walked at least once */
-	TimestampTz rescan_after;	/* no walk behind the low-water mark before then */
-	TimestampTz full_scan_at;	/* latest walk from the very start began then */
+	TimestampTz high_water;		/* highest low_water so far: what lies before
+								 * it was walked at least once */
+	TimestampTz rescan_after;	/* no walk behind the low-water mark until
+								 * then */
+	TimestampTz full_scan_at;	/* latest walk from the very start */
 } IdemCleanupMarks;
 
 /*

@@ -2,12 +2,12 @@
  * worker.c
  *	  The launcher, and the worker that removes a database's expired claims.
  *
- * The launcher is a leader without a database: it sees the shared catalogs only,
- * so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.  It starts
- * a short-lived worker for a database in which something is to be done, at most
- * one for a database and WORKERS_MAX in all.  The worker removes batches without
- * a pause while there is backlog, each in its own transaction, and ends.  An idle
- * database has no connection of ours.
+ * The launcher is a leader without a database: it sees the shared catalogs
+ * only, so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.
+ * It starts a short-lived worker for a database in which something is to be
+ * done, at most one for a database and WORKERS_MAX in all.  The worker removes
+ * batches without a pause while there is backlog, each in its own transaction,
+ * and ends.  An idle database has no connection of ours.
  *
  * A database is due
  *	- at the first look since the launcher started, and after a reload;
@@ -20,15 +20,15 @@
  *
  * What a launcher knows of a database (LauncherDatabase) is lost when it is
  * restarted, which costs one look at each.  Workers that a former launcher
- * started are seen by the pid in shared memory; that also keeps two workers out of
- * one database should the launcher be wrong.  Which lock protects what there is
- * said in stats.c.
+ * started are seen by the pid in shared memory; that also keeps two workers
+ * out of one database should the launcher be wrong.  Which lock protects what
+ * there is said in stats.c.
  *
- * Leaving in time: before each batch and several times a second within one, the
- * worker tries the lock of its database that DROP, ALTER and a copy conflict with,
- * never waiting for it, and ends when it is refused.  The same goes for the lock
- * of the extension, before each batch: DROP EXTENSION waits for one batch at most,
- * and the next one does not stumble over it.
+ * Leaving in time: before each batch and several times a second within one,
+ * the worker tries the lock of its database that DROP, ALTER and a copy
+ * conflict with, never waiting for it, and ends when it is refused.  The same
+ * goes for the lock of the extension, before each batch: DROP EXTENSION waits
+ * for one batch at most, and the next one does not stumble over it.
  */
 #include "postgres.h"
 
@@ -82,6 +82,9 @@
 /* Longest pause after a worker could not be started */
 #define RETRY_INTERVAL_MAX SECONDS(10)
 
+/* That there is no free worker slot is said this often at most. */
+#define NO_SLOT_REPORT_INTERVAL SECONDS(60)
+
 /* Longest pause after failures */
 #define BACKOFF_MAX SECONDS(300)
 
@@ -90,8 +93,8 @@
 
 /*
  * Walking behind the low-water mark: all of it this often (less than
- * LOOK_INTERVAL, so that each such look is one), and for 1/20 of the time, that
- * is 5 %.  The limit is for a clock that is set back.
+ * LOOK_INTERVAL, so that each such look is one), and for 1/20 of the time,
+ * that is 5 %.  The limit is for a clock that is set back.
  */
 #define FULL_SCAN_INTERVAL SECONDS(50)
 #define RESCAN_PAUSE_FACTOR 20
@@ -114,7 +117,7 @@ typedef struct LauncherDatabase
 {
 	Oid			oid;			/* hash key */
 	NameData	name;
-	bool		listed;			/* exists, can be connected to, is to be cleaned */
+	bool		listed;			/* exists, accepts connections, is wanted */
 	bool		looked_at;		/* since the start or the latest reload */
 	TimestampTz started_at;		/* latest worker */
 	TimestampTz retry_at;		/* a worker could not be started: not before */
@@ -127,13 +130,13 @@ typedef struct LauncherDatabase
 static MemoryContext launcher_context = NULL;
 static HTAB *databases = NULL;
 
-/* idem.databases as it was read by the latest reload, in a context of its own */
+/* idem.databases as of the latest reload, in a context of its own */
 static MemoryContext wanted_context = NULL;
 static List *wanted_names = NIL;
 static bool wanted_valid = false;
 
 static int	running_workers = 0;
-static bool no_slot_reported = false;
+static TimestampTz no_slot_reported_at = DT_NOBEGIN;
 
 void
 idem_worker_register_launcher(void)
@@ -403,7 +406,7 @@ due_at(const LauncherDatabase *db)
 	return Max(Max(due, not_before), db->retry_at);
 }
 
-/* Of the databases that are due, the one whose worker started the longest ago */
+/* Of the databases that are due, the one whose worker started longest ago */
 static LauncherDatabase *
 pick_database(TimestampTz now)
 {
@@ -449,18 +452,20 @@ register_worker(LauncherDatabase *db)
 	return registered;
 }
 
-/* Once for each time that the slots run out, not for each try */
+/* Not for each try: where slots are scarce, there is now one and now none. */
 static void
-report_no_slot(const LauncherDatabase *db)
+report_no_slot(const LauncherDatabase *db, TimestampTz now)
 {
-	if (!no_slot_reported)
-		ereport(WARNING,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("idem cannot start a worker for database \"%s\": no background worker slot is free",
-						NameStr(db->name)),
-				 errdetail("Expired claims stay until one is."),
-				 errhint("You might need to increase max_worker_processes.")));
-	no_slot_reported = true;
+	if (no_slot_reported_at <= now &&
+		no_slot_reported_at + NO_SLOT_REPORT_INTERVAL > now)
+		return;
+	no_slot_reported_at = now;
+	ereport(WARNING,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("idem cannot start a worker for database \"%s\": no background worker slot is free",
+					NameStr(db->name)),
+			 errdetail("It is tried again; expired claims stay until then."),
+			 errhint("You might need to increase max_worker_processes.")));
 }
 
 /* False: no worker could be started, of whatever database. */
@@ -482,10 +487,9 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 
 	if (!register_worker(db))
 	{
-		report_no_slot(db);
+		report_no_slot(db, now);
 		return false;
 	}
-	no_slot_reported = false;
 	running_workers++;
 	db->looked_at = true;
 	db->runs_before = status.runs;
@@ -509,8 +513,8 @@ start_due_workers(TimestampTz now)
 
 /*
  * How long there is nothing to do; the end of a worker and a reload set our
- * latch.  What is claimed meanwhile can be due earlier than what is known now, but
- * not before an interval is over.
+ * latch.  What is claimed meanwhile can be due earlier than what is known now,
+ * but not before an interval is over.
  */
 static int64
 idle_time(TimestampTz now)
@@ -532,7 +536,7 @@ idle_time(TimestampTz now)
 	return idle;
 }
 
-/* A clock that was set back must not stop the cleaning until it is there again. */
+/* A clock that was set back must not stop the cleaning until it caught up. */
 static void
 follow_clock(TimestampTz now)
 {
@@ -782,8 +786,8 @@ run_batch(WorkerRun *run)
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 
-	elog(DEBUG1, "removed " INT64_FORMAT " expired claims, skipped " INT64_FORMAT ", in %.3f s",
-		 batch.rows_deleted, batch.rows_skipped, seconds);
+	elog(DEBUG1, "removed " INT64_FORMAT " expired claims in %.3f s, skipped " INT64_FORMAT,
+		 batch.rows_deleted, seconds, batch.rows_skipped);
 	return batch.more;
 }
 
@@ -849,7 +853,7 @@ void
 idem_worker_main(Datum arg)
 {
 	WorkerRun	run;
-	ErrorContextCallback context = {.callback = worker_error_context,.arg = &run};
+	ErrorContextCallback context = {0};
 
 	accept_signals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid,
@@ -858,6 +862,8 @@ idem_worker_main(Datum arg)
 	pgstat_report_appname("idem worker");
 	init_run(&run);
 
+	context.callback = worker_error_context;
+	context.arg = &run;
 	context.previous = error_context_stack;
 	error_context_stack = &context;
 	PG_TRY();

@@ -1,0 +1,293 @@
+# The worker goes on after whatever happens, and is in nobody's way.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node;
+
+sub create_extension
+{
+	my ($database) = @_;
+	$node->safe_psql($database, q{
+		CREATE EXTENSION idem;
+		INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 ms');
+	});
+}
+
+# Waits for a query's result to be true.
+sub becomes
+{
+	my ($database, $query, $name) = @_;
+	ok($node->poll_query_until($database, $query), $name);
+}
+
+my $cleaned = 0;
+
+# The worker can do its job: a claim of now is removed when it has expired.
+sub is_cleaned
+{
+	my ($database, $name) = @_;
+	my $request = 'request ' . ++$cleaned;
+	$node->safe_psql($database,
+		"SELECT idem_claim('user', '$request', 'short')");
+	becomes(
+		$database,
+		"SELECT NOT EXISTS (SELECT FROM idem_claims WHERE request_id = '$request')",
+		$name);
+}
+
+# With batches of one row there is always a batch on its way.
+my $backlog_rows = 300_000;
+
+sub make_backlog
+{
+	my ($database) = @_;
+	$node->safe_psql(
+		$database, qq{
+		TRUNCATE idem_claims;
+		INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+		SELECT '2001-01-01', 'completed', i, 'user', '' FROM generate_series(1, $backlog_rows) i;
+	});
+	$node->reload;
+	becomes(
+		'postgres',
+		"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem worker' AND datname = '$database' AND state = 'active')",
+		"worker is at work in \"$database\"");
+}
+
+sub set_and_reload
+{
+	my (%settings) = @_;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = $settings{$_}")
+	  for (keys %settings);
+	$node->reload;
+}
+
+my $launcher =
+  q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idem launcher'};
+my $worker_waits =
+  q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idem worker' AND datname = 'postgres' AND wait_event_type = 'Lock'};
+
+$node = PostgreSQL::Test::Cluster->new('main');
+$node->init(allows_streaming => 1);
+$node->append_conf(
+	'postgresql.conf', q{
+shared_preload_libraries = 'idem'
+idem.cleanup_interval = '100ms'
+});
+$node->start;
+create_extension('postgres');
+is_cleaned('postgres', 'cleaned to begin with');
+
+# ----- signals -----
+
+my $pid = $node->safe_psql('postgres', $launcher);
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
+becomes(
+	'postgres',
+	"SELECT EXISTS ($launcher AND pid <> $pid)",
+	'a terminated launcher is restarted');
+is_cleaned('postgres', 'and cleaning goes on');
+
+my $session = $node->background_psql('postgres');
+$session->set_query_timer_restart();
+
+# The worker waits for the table, as long as we want it to.
+sub hold_worker
+{
+	$session->query_safe('BEGIN; LOCK TABLE idem_claims');
+	$node->reload;
+	$node->poll_query_until('postgres', "SELECT EXISTS ($worker_waits)")
+	  or die 'no worker came';
+	return $node->safe_psql('postgres', $worker_waits);
+}
+
+$pid = hold_worker();
+is( $node->safe_psql(
+		'postgres', 'SELECT worker_pids FROM idem_stat_cleanup'),
+	"{$pid}",
+	'worker_pids shows the worker');
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
+becomes(
+	'postgres',
+	"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)",
+	'a worker can be terminated');
+$session->query_safe('COMMIT');
+is_cleaned('postgres', 'after it another one is started');
+is( $node->safe_psql('postgres', 'SELECT errors FROM idem_stat_cleanup'),
+	0, 'that was no error');
+
+$pid = hold_worker();
+$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
+becomes(
+	'postgres',
+	q{SELECT errors > 0 AND last_error LIKE 'canceling statement%' AND last_error_at IS NOT NULL FROM idem_stat_cleanup},
+	'a cancelled batch is recorded');
+$session->query_safe('COMMIT');
+is_cleaned('postgres', 'and tried again');
+
+# A launcher that finds the worker of the one before leaves it alone.
+$pid = hold_worker();
+my $former = $node->safe_psql('postgres', $launcher);
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($former)");
+becomes(
+	'postgres',
+	"SELECT EXISTS ($launcher AND pid <> $former)",
+	'launcher is restarted while a worker runs');
+$session->query_safe('COMMIT');
+is_cleaned('postgres', 'and cleaning goes on');
+
+# ----- settings -----
+
+# A reload is followed by one look; it is what expires later that shows the
+# interval.
+set_and_reload('idem.cleanup_interval' => q{'1h'});
+$node->safe_psql(
+	'postgres', q{
+	INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+	VALUES ('2001-01-01', 'completed', 'reload', 'user', '')});
+$node->reload;
+becomes(
+	'postgres',
+	q{SELECT NOT EXISTS (SELECT FROM idem_claims WHERE request_id = 'reload')},
+	'a reload is followed by a look at everything');
+$node->safe_psql('postgres', q{SELECT idem_claim('user', 'later', 'short')});
+becomes(
+	'postgres',
+	q{SELECT oldest_expired_age > '0' FROM idem_stat_cleanup},
+	'idem.cleanup_interval: what expires is left until the interval is over');
+set_and_reload('idem.cleanup_interval' => q{'100ms'});
+is_cleaned('postgres', "idem.cleanup_interval: a shorter one acts, $_ times")
+  for ('1', '2');
+
+set_and_reload('idem.databases' => q{'postgres,,'});
+$node->wait_for_log(qr/invalid list syntax in parameter "idem.databases"/);
+$node->safe_psql('postgres', 'ALTER SYSTEM RESET idem.databases');
+$node->reload;
+is_cleaned('postgres', 'a wrong idem.databases is reported, and can be corrected');
+
+# ----- errors in a batch -----
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+	CREATE TRIGGER "größer" AFTER DELETE ON idem_claims FOR EACH STATEMENT EXECUTE FUNCTION nothing();
+	SELECT idem_stat_reset();
+});
+$node->reload;
+becomes(
+	'postgres',
+	q{SELECT errors > 0 AND last_error LIKE '%triggers%' FROM idem_stat_cleanup},
+	'an error in a batch is recorded');
+becomes(
+	'postgres',
+	'SELECT errors > 1 FROM idem_stat_cleanup',
+	'it is tried again');
+like(
+	slurp_file($node->logfile),
+	qr/ERROR: .*triggers.*\n(.*\n){1,4}.*removing expired claims in database "postgres"/,
+	'the log says what went wrong and in which database');
+$node->safe_psql('postgres', 'DROP TRIGGER "größer" ON idem_claims');
+is_cleaned('postgres', 'and goes on when the cause is gone');
+
+# ----- the extension goes and comes -----
+
+set_and_reload('idem.cleanup_batch_size' => 1);
+$node->safe_psql('postgres', 'CREATE DATABASE victim');
+create_extension('victim');
+make_backlog('victim');
+my $offset = -s $node->logfile;
+$node->safe_psql('victim', 'DROP EXTENSION idem');
+becomes(
+	'postgres',
+	"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem worker')",
+	'DROP EXTENSION: the worker leaves');
+unlike(slurp_file($node->logfile, $offset),
+	qr/removing expired claims/, 'without an error');
+create_extension('victim');
+is_cleaned('victim', 'and comes back with the extension');
+
+# ----- nobody waits for the worker -----
+
+make_backlog('victim');
+$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE victim');
+ok(1, 'a database can be copied while it is cleaned');
+$node->safe_psql('copy',
+	"TRUNCATE idem_claims; INSERT INTO idem_scopes (scope, ttl) VALUES ('copied', '1 ms')"
+);
+is_cleaned('copy', 'the copy is cleaned');
+make_backlog('victim');
+$node->safe_psql('postgres', 'ALTER DATABASE victim RENAME TO sacrifice');
+ok(1, 'a database can be renamed while it is cleaned');
+make_backlog('sacrifice');
+$node->safe_psql('postgres', 'DROP DATABASE sacrifice');
+ok(1, 'a database can be dropped while it is cleaned');
+is_cleaned($_, "\"$_\" is still cleaned") for ('copy', 'postgres');
+set_and_reload('idem.cleanup_batch_size' => 50000);
+
+# ----- no free worker slot -----
+
+$session->quit;
+$node->append_conf('postgresql.conf', q{
+max_worker_processes = 2
+max_logical_replication_workers = 0
+});
+my $restarted_at = time;
+$offset = -s $node->logfile;
+$node->restart;
+# All databases are due, and there is a slot for one of them.
+$node->wait_for_log(qr/WARNING: .*no background worker slot is free/, $offset);
+is_cleaned($_, "\"$_\" is cleaned though workers have to take turns")
+  for ('copy', 'postgres');
+$session = $node->background_psql('postgres');
+$session->set_query_timer_restart();
+hold_worker();
+$node->safe_psql('copy', "SELECT idem_claim('user', 'no slot', 'short')");
+becomes(
+	'copy',
+	q{SELECT oldest_expired_age > '0' FROM idem_stat_cleanup},
+	'while one worker has the slot, no other can work');
+$session->query_safe('COMMIT');
+becomes(
+	'copy',
+	q{SELECT NOT EXISTS (SELECT FROM idem_claims WHERE request_id = 'no slot')},
+	'cleaned when the slot is free again');
+my @warnings =
+  slurp_file($node->logfile, $offset) =~ /no background worker slot is free/g;
+cmp_ok(@warnings, '<=', 1 + (time + 1 - $restarted_at) / 60,
+	'at most one warning a minute');
+
+# ----- crash -----
+
+$node->append_conf('postgresql.conf', 'restart_after_crash = on');
+$node->reload;
+$session->quit;
+$pid = $node->safe_psql('postgres', $launcher);
+kill 'KILL', $pid;
+$node->poll_query_until('postgres',
+	"SELECT EXISTS ($launcher AND pid <> $pid)");
+is_cleaned('postgres', 'cleaned after a crash');
+
+# ----- a standby -----
+
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', $launcher),
+	'', 'no launcher on a standby');
+$node->stop;
+$standby->promote;
+$node = $standby;
+is_cleaned('postgres', 'cleaned after a promotion');
+$standby->stop;
+
+unlike(slurp_file($_->logfile), qr/leak|TRAP|PANIC/, 'nothing leaked')
+  for ($node, $standby);
+
+done_testing();
