@@ -12,6 +12,7 @@
 #include <limits.h>
 
 #include "utils/guc.h"
+#include "utils/varlena.h"
 
 #include "guc.h"
 
@@ -21,6 +22,18 @@ int			idem_result_max_bytes = 1024 * 1024;
 int			idem_cleanup_interval = 5000;
 int			idem_cleanup_batch_size = 50000;
 char	   *idem_databases = NULL;
+
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	List	   *names;
+
+	/* It scribbles on its argument. */
+	if (SplitIdentifierString(pstrdup(*newval), ',', &names))
+		return true;
+	GUC_check_errdetail("List syntax is invalid.");
+	return false;
+}
 
 void
 idem_define_settings(void)
@@ -61,7 +74,8 @@ idem_define_settings(void)
 							   "Databases that the worker cleans, separated by commas.",
 							   "Empty: every database that has the extension.",
 							   &idem_databases, "",
-							   PGC_SIGHUP, GUC_LIST_INPUT, NULL, NULL, NULL);
+							   PGC_SIGHUP, GUC_LIST_INPUT,
+							   check_databases, NULL, NULL);
 
 	MarkGUCPrefixReserved("idem");
 }

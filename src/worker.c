@@ -133,7 +133,6 @@ static HTAB *databases = NULL;
 /* idem.databases as of the latest reload, in a context of its own */
 static MemoryContext wanted_context = NULL;
 static List *wanted_names = NIL;
-static bool wanted_valid = false;
 
 static int	running_workers = 0;
 static TimestampTz no_slot_reported_at = DT_NOBEGIN;
@@ -204,7 +203,7 @@ init_launcher_database(LauncherDatabase *db)
 	db->retry_at = DT_NOBEGIN;
 }
 
-/* Reads idem.databases. */
+/* Reads idem.databases, which was checked when it was set. */
 static void
 read_wanted_names(void)
 {
@@ -212,15 +211,8 @@ read_wanted_names(void)
 
 	MemoryContextReset(wanted_context);
 	old_context = MemoryContextSwitchTo(wanted_context);
-	wanted_valid = SplitIdentifierString(pstrdup(idem_databases), ',',
-										 &wanted_names);
+	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &wanted_names);
 	MemoryContextSwitchTo(old_context);
-	if (!wanted_valid)
-		ereport(LOG,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("invalid list syntax in parameter \"%s\"",
-						"idem.databases"),
-				 errhint("No database is cleaned until it is corrected.")));
 }
 
 static bool
@@ -228,8 +220,6 @@ is_wanted(const char *name)
 {
 	ListCell   *lc;
 
-	if (!wanted_valid)
-		return false;
 	foreach(lc, wanted_names)
 		if (strcmp(lfirst(lc), name) == 0)
 			return true;

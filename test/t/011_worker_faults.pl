@@ -164,11 +164,17 @@ set_and_reload('idem.cleanup_interval' => q{'100ms'});
 is_cleaned('postgres', "idem.cleanup_interval: a shorter one acts, $_ times")
   for ('1', '2');
 
-set_and_reload('idem.databases' => q{'postgres,,'});
-$node->wait_for_log(qr/invalid list syntax in parameter "idem.databases"/);
-$node->safe_psql('postgres', 'ALTER SYSTEM RESET idem.databases');
+my ($status, $out, $err) =
+  $node->psql('postgres', q{ALTER SYSTEM SET idem.databases = 'postgres,,'});
+like($err, qr/invalid value for parameter "idem.databases"/,
+	'a wrong idem.databases is refused');
+like($err, qr/DETAIL: +List syntax is invalid/, 'and it is said why');
+$node->append_conf('postgresql.conf', "idem.databases = 'postgres,,'");
 $node->reload;
-is_cleaned('postgres', 'a wrong idem.databases is reported, and can be corrected');
+$node->wait_for_log(qr/invalid value for parameter "idem.databases"/);
+is_cleaned('postgres', 'in postgresql.conf it is reported, and changes nothing');
+$node->append_conf('postgresql.conf', "idem.databases = ''");
+$node->reload;
 
 # ----- errors in a batch -----
 
