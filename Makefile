@@ -15,7 +15,9 @@ OBJS = \
 	src/idem.o \
 	src/worker.o \
 	src/cleanup.o \
+	src/batch.o \
 	src/claim.o \
+	src/lease.o \
 	src/settle.o \
 	src/lookup.o \
 	src/outcome.o \

@@ -58,7 +58,7 @@ CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
 COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
-COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim';
+COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
 COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
 COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
 
@@ -95,19 +95,21 @@ CREATE TABLE @extschema@.idem_scopes (
 		CHECK (result_max_bytes OPERATOR(pg_catalog.>) 0
 			AND result_max_bytes OPERATOR(pg_catalog.<=) 267386880),
 	guarded_since pg_catalog.timestamptz,
+	guarded_ttl pg_catalog.interval,
 	CONSTRAINT idem_scopes_key_time_ttl_check
 		CHECK (key_time OPERATOR(pg_catalog.<>) 'uuidv7' OR ttl IS NOT NULL)
 );
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
 COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: idem.ttl';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease when it is extended; NULL: idem.lease';
 COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
 COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
 COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
 COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
 COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then may have been forgotten; kept by the extension';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then were remembered for guarded_ttl only; kept by the extension';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_ttl IS 'see guarded_since; kept by the extension';
 
 CREATE FUNCTION @extschema@.idem_scopes_changed()
 RETURNS pg_catalog.trigger
@@ -149,17 +151,34 @@ CREATE FUNCTION @extschema@.idem_try_claim(
 	scope pg_catalog.text DEFAULT '',
 	fingerprint pg_catalog.bytea DEFAULT NULL,
 	wait pg_catalog.interval DEFAULT NULL,
+	lease pg_catalog.interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome,
 	OUT result pg_catalog.jsonb,
-	OUT progress pg_catalog.jsonb,
+	INOUT progress pg_catalog.jsonb DEFAULT NULL,
 	OUT token pg_catalog.int8,
 	OUT expires_at pg_catalog.timestamptz,
 	OUT lease_until pg_catalog.timestamptz)
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
-'claims a request for this transaction and returns the outcome rather than raising it. Use it in FROM';
+COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.interval, pg_catalog.jsonb) IS
+'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
+
+CREATE FUNCTION @extschema@.idem_claim_many(
+	user_ids pg_catalog.text[],
+	request_ids pg_catalog.text[],
+	scope pg_catalog.text DEFAULT '',
+	fingerprints pg_catalog.bytea[] DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL)
+RETURNS TABLE (
+	ordinal pg_catalog.int4,
+	outcome @extschema@.idem_outcome,
+	result pg_catalog.jsonb)
+AS 'MODULE_PATHNAME', 'idem_claim_many'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_claim_many(pg_catalog.text[], pg_catalog.text[], pg_catalog.text, pg_catalog.bytea[], pg_catalog.interval) IS
+'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';
 
 CREATE FUNCTION @extschema@.idem_complete(result pg_catalog.jsonb DEFAULT NULL)
 RETURNS pg_catalog.bool
@@ -173,13 +192,14 @@ CREATE FUNCTION @extschema@.idem_complete(
 	user_id pg_catalog.text,
 	request_id pg_catalog.text,
 	result pg_catalog.jsonb,
+	token pg_catalog.int8 DEFAULT NULL,
 	scope pg_catalog.text DEFAULT '')
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_complete'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
-'stores the response of a request that this transaction holds: true, stored; false, an identical repeat';
+COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.int8, pg_catalog.text) IS
+'stores the response of a request that this transaction holds, or whose lease has the token: true, stored; false, an identical repeat';
 
 CREATE FUNCTION @extschema@.idem_fail(error pg_catalog.jsonb)
 RETURNS pg_catalog.bool
@@ -193,13 +213,66 @@ CREATE FUNCTION @extschema@.idem_fail(
 	user_id pg_catalog.text,
 	request_id pg_catalog.text,
 	error pg_catalog.jsonb,
+	token pg_catalog.int8 DEFAULT NULL,
 	scope pg_catalog.text DEFAULT '')
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
-'ends a request that this transaction holds as failed: true, stored; false, an identical repeat';
+COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.int8, pg_catalog.text) IS
+'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
+
+-- ----- leases -----
+
+CREATE FUNCTION @extschema@.idem_extend(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	token pg_catalog.int8,
+	lease pg_catalog.interval DEFAULT NULL,
+	progress pg_catalog.jsonb DEFAULT NULL,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_extend'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_extend(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.interval, pg_catalog.jsonb, pg_catalog.text) IS
+'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
+
+CREATE FUNCTION @extschema@.idem_release(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	token pg_catalog.int8,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
+'gives a lease up, the next waiter claims: true, released; false, the request is not there';
+
+CREATE FUNCTION @extschema@.idem_fence(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	token pg_catalog.int8,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_fence'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_fence(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
+'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';
+
+CREATE FUNCTION @extschema@.idem_heal(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	result pg_catalog.jsonb,
+	scope pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_heal'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_heal(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
+'settles a lease, whoever holds it, for somebody who found its work done: true, settled; false, it was';
 
 -- ----- reading -----
 
@@ -333,6 +406,7 @@ CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
 	OUT max_batch_seconds pg_catalog.float8,
 	OUT oldest_expired_age pg_catalog.interval,
 	OUT backlog pg_catalog.bool,
+	OUT rows_unknown pg_catalog.int8,
 	OUT last_run pg_catalog.timestamptz,
 	OUT errors pg_catalog.int8,
 	OUT last_error pg_catalog.text,
@@ -347,7 +421,7 @@ COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
 
 CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
-		max_batch_seconds, oldest_expired_age, backlog, last_run, errors,
+		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
 		last_error, last_error_at, worker_pids, stats_reset
 	FROM @extschema@.idem_stat_cleanup_counters();
 
@@ -360,11 +434,48 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: none is known';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest walk over all, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.worker_pids IS 'workers that run now';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the latest idem_stat_reset(); NULL: since the server started';
+
+CREATE FUNCTION @extschema@.idem_stat_claims_counters(
+	OUT claimed pg_catalog.int8,
+	OUT completed pg_catalog.int8,
+	OUT failed pg_catalog.int8,
+	OUT in_progress pg_catalog.int8,
+	OUT timed_out pg_catalog.int8,
+	OUT "unknown" pg_catalog.int8,
+	OUT mismatch pg_catalog.int8,
+	OUT stale pg_catalog.int8,
+	OUT invalid pg_catalog.int8,
+	OUT waits pg_catalog.int8,
+	OUT wait_seconds pg_catalog.float8,
+	OUT reclaims pg_catalog.int8,
+	OUT lost_leases pg_catalog.int8,
+	OUT healed pg_catalog.int8,
+	OUT stats_reset pg_catalog.timestamptz)
+AS 'MODULE_PATHNAME', 'idem_stat_claims_counters'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_claims_counters() IS
+'for the view idem_stat_claims';
+
+CREATE VIEW @extschema@.idem_stat_claims AS
+	SELECT claimed, completed, failed, in_progress, timed_out, "unknown",
+		mismatch, stale, invalid, waits, wait_seconds, reclaims, lost_leases,
+		healed, stats_reset
+	FROM @extschema@.idem_stat_claims_counters();
+
+COMMENT ON VIEW @extschema@.idem_stat_claims IS
+'answers of the claim calls of this database; claimed, reclaims and healed when they were committed';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.waits IS 'calls that waited for another holder';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.wait_seconds IS 'how long they waited';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over: a lease that lapsed, or a failed one';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lease that is not held any more';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by somebody who found the work done';
 
 CREATE FUNCTION @extschema@.idem_stat_metrics(
 	OUT name pg_catalog.text,
@@ -395,67 +506,108 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 'operator: zeroes the statistics of this database';
 
-REVOKE ALL ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics FROM PUBLIC;
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
+REVOKE ALL ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics FROM PUBLIC;
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
 
 -- A function in a view is called with the rights of who reads the view.
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO pg_monitor;
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),
+	@extschema@.idem_stat_claims_counters(),
 	@extschema@.idem_stat_metrics()
 TO pg_monitor;
 
 -- ----- rights -----
 
 -- SECURITY DEFINER: what the objects' owner has granted can be restored by
--- whoever restores the dump, a superuser or the owner of the database.
-CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
+-- whoever restores the dump, a superuser or the owner of the database, and be
+-- revoked by both.
+CREATE FUNCTION @extschema@.idem_change_rights(
+	role pg_catalog.regrole,
+	privileges pg_catalog.text,
+	command pg_catalog.text)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_complete',
-		'idem_fail', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
+	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many',
+		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
+		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
-		'idem_forget', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_metrics'];
+		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
+		'idem_stat_metrics'];
+	-- all but the token, which only its holder is to know
+	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
+	extension oid;
+	schema oid;
 	routine regprocedure;
 BEGIN
-	IF role IS NULL OR privileges IS NULL OR privileges NOT IN ('app', 'operator') THEN
-		RAISE EXCEPTION 'idem_grant() takes a role and ''app'' or ''operator'''
+	IF role IS NULL OR privileges IS NULL OR privileges NOT IN ('app', 'operator')
+		OR command IS NULL OR command NOT IN ('GRANT %s TO %s', 'REVOKE %s FROM %s') THEN
+		RAISE EXCEPTION 'rights are granted to, and revoked from, a role as ''app'' or ''operator'''
 			USING ERRCODE = 'invalid_parameter_value',
 			HINT = 'app: claim and settle requests; operator: policy, cleanup, statistics.';
 	END IF;
+	SELECT oid, extnamespace INTO extension, schema FROM pg_extension WHERE extname = 'idem';
 
-	IF NOT has_schema_privilege(role, '@extschema@', 'USAGE') THEN
-		EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', role);
+	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN
+		IF has_schema_privilege(session_user, schema, 'USAGE WITH GRANT OPTION') THEN
+			EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema::regnamespace, role);
+		ELSE
+			RAISE WARNING 'role % cannot use schema %', role, schema::regnamespace
+				USING HINT = 'The owner of the schema has to grant USAGE on it.';
+		END IF;
 	END IF;
-	EXECUTE format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s', role);
 
 	FOR routine IN
 		SELECT p.oid
 		FROM pg_proc p
 			JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
-			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
-		WHERE e.extname = 'idem' AND d.deptype = 'e'
+		WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = extension
+			AND d.deptype = 'e'
 			AND p.proname = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
 	LOOP
-		EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %s', routine, role);
+		EXECUTE format(command, format('EXECUTE ON ROUTINE %s', routine), role);
 	END LOOP;
+	EXECUTE format(command, 'USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome', role);
 
 	IF privileges = 'operator' THEN
-		EXECUTE format('GRANT SELECT ON @extschema@.idem_claims, @extschema@.idem_stat_cleanup, @extschema@.idem_metrics TO %s', role);
-		EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s', role);
+		EXECUTE format(command, format('SELECT (%s) ON @extschema@.idem_claims', columns), role);
+		EXECUTE format(command, 'SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes', role);
+		EXECUTE format(command,
+			'SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics', role);
 	END IF;
 END
 $function$;
 
+COMMENT ON FUNCTION @extschema@.idem_change_rights(pg_catalog.regrole, pg_catalog.text, pg_catalog.text) IS
+'for idem_grant() and idem_revoke()';
+
+CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE sql VOLATILE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_change_rights(role, privileges, 'GRANT %s TO %s');
+END;
+
 COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
 'grants a role what an application (app) or an operator (operator) needs';
 
--- No function is for everybody, and the owner can grant all of them.
+CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole, privileges pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE sql VOLATILE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_change_rights(role, privileges, 'REVOKE %s FROM %s');
+END;
+
+COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
+'takes back what idem_grant() has granted; app and operator share some functions';
+
+-- No function is for everybody, and the owner can grant all of them but the
+-- trigger's, which runs without such a right and is for no other table.
 DO $block$
 DECLARE
 	routine pg_catalog.regprocedure;
@@ -470,7 +622,9 @@ BEGIN
 			AND d.deptype OPERATOR(pg_catalog.=) 'e'
 	LOOP
 		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
-		EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
+		IF routine OPERATOR(pg_catalog.<>) '@extschema@.idem_scopes_changed()'::pg_catalog.regprocedure THEN
+			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
+		END IF;
 	END LOOP;
 END
 $block$;

@@ -54,7 +54,8 @@ static void
 invalidate_cached(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
-		relid == cached.claims_by_expiry || relid == cached.scopes)
+		relid == cached.claims_by_expiry || relid == cached.scopes ||
+		relid == cached.tokens)
 	{
 		cached_valid = false;
 		invalidations++;
@@ -110,7 +111,8 @@ find_relation(const char *name, Oid schema, Oid extension)
 						  extension, name);
 }
 
-static void
+/* Returns the type. */
+static Oid
 find_labels(const char *type_name, Oid schema, Oid extension,
 			const char *const *labels, int nlabels, Oid *oids)
 {
@@ -131,6 +133,7 @@ find_labels(const char *type_name, Oid schema, Oid extension,
 							type_name, labels[i]),
 					 errhint("Create the extension again.")));
 	}
+	return type;
 }
 
 static void
@@ -157,10 +160,12 @@ load_catalog(IdemCatalog *catalog)
 	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
 												  schema);
 	catalog->scopes = find_relation("idem_scopes", schema, extension);
-	find_labels("idem_state", schema, extension, state_labels,
-				IDEM_STATE_COUNT, catalog->state);
-	find_labels("idem_outcome", schema, extension, outcome_labels,
-				IDEM_OUTCOME_COUNT, catalog->outcome);
+	catalog->tokens = find_relation("idem_token_seq", schema, extension);
+	catalog->state_type = find_labels("idem_state", schema, extension,
+									  state_labels, IDEM_STATE_COUNT,
+									  catalog->state);
+	(void) find_labels("idem_outcome", schema, extension, outcome_labels,
+					   IDEM_OUTCOME_COUNT, catalog->outcome);
 }
 
 const IdemCatalog *
@@ -210,4 +215,10 @@ idem_state_from_oid(Oid label)
 		if (catalog->state[i] == label)
 			return (IdemState) i;
 	elog(ERROR, "unknown label %u of idem_state", label);
+}
+
+const char *
+idem_outcome_label(IdemOutcome outcome)
+{
+	return outcome_labels[outcome];
 }

@@ -36,6 +36,8 @@ typedef struct IdemCatalog
 	Oid			claims;
 	Oid			claims_by_expiry;	/* index; InvalidOid if it was dropped */
 	Oid			scopes;
+	Oid			tokens;			/* sequence */
+	Oid			state_type;
 	Oid			state[IDEM_STATE_COUNT];
 	Oid			outcome[IDEM_OUTCOME_COUNT];
 } IdemCatalog;
@@ -51,5 +53,6 @@ extern const IdemCatalog *idem_catalog(void);
 extern bool idem_is_installed(void);
 
 extern IdemState idem_state_from_oid(Oid label);
+extern const char *idem_outcome_label(IdemOutcome outcome);
 
 #endif							/* IDEM_CATALOG_H */

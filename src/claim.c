@@ -11,13 +11,18 @@
  *	3. an expired row of a scope with expired = reclaim: as if it were absent;
  *	4. the fingerprint, where both sides have one;
  *	5. completed; failed for good;
- *	6. in progress under a lease;
- *	7. failed and retryable: claimed in place;
- *	8. absent: the key's own time, then insert.
+ *	6. in progress under a live lease: wait for it, and look again;
+ *	7. in progress under a lease that lapsed: claimed in place, or unknown, by
+ *	   policy;
+ *	8. failed and retryable: claimed in place;
+ *	9. absent: the key's own time, then insert.
  *
  * Only an insert or update that succeeds ends in "claimed".  Whoever loses the
  * race for either looks again: so a holder that vanished is replaced by exactly
  * one of its waiters, and nobody is told "claimed" without a row.
+ *
+ * A lease looks and writes under the lock of its key, see idem_store_lock_key();
+ * so one attempt never waits, it only says what to wait for.
  */
 #include "postgres.h"
 
@@ -29,10 +34,13 @@
 #include "utils/timestamp.h"
 
 #include "catalog.h"
+#include "claim.h"
 #include "held.h"
 #include "key.h"
+#include "lease.h"
 #include "outcome.h"
 #include "policy.h"
+#include "settle.h"
 #include "sqlstate.h"
 #include "stats.h"
 #include "store.h"
@@ -40,56 +48,23 @@
 
 /*
  * A key whose row is being deleted is executed by nobody, so even a claim that
- * does not want to wait waits for the delete, which is a batch of about a
- * second.  One that takes longer is somebody's open transaction.
+ * does not want to wait waits this long for the delete, which is a batch of about
+ * a second.  One that takes longer is somebody's open transaction.
  */
-#define NOWAIT_DELETE_WAIT_MS 5000
+#define DELETE_WAIT_MS 5000
 
-typedef struct ClaimCall
+/* What an attempt ends in */
+typedef enum Step
 {
-	IdemKey		key;
-	bytea	   *fingerprint;	/* NULL: none */
-	IdemDeadline deadline;
-	IdemPolicy	policy;
-	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
-} ClaimCall;
+	STEP_ANSWER,
+	STEP_AGAIN,					/* somebody was there first */
+	STEP_WAIT_FOR_TRANSACTION,
+	STEP_WAIT_FOR_ROW_LOCK,
+	STEP_WAIT_FOR_LEASE
+} Step;
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
-
-/* Step 1.  Arguments: user_id, request_id, scope, fingerprint, wait. */
-static void
-read_arguments(FunctionCallInfo fcinfo, ClaimCall *call)
-{
-	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
-	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);
-	call->deadline = idem_deadline_from_arg(fcinfo, 4);
-	call->policy = idem_policy(call->key.scope);
-	call->key_time = IDEM_NO_KEY_TIME;
-	if (!call->policy.key_time_uuidv7)
-		return;
-
-	call->key_time = idem_key_time(&call->key);
-	if (call->key_time > GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("request id is ahead of the clock"),
-				 idem_errdetail_key(&call->key),
-				 errhint("Fix the client: its clock is more than a minute ahead.")));
-}
-
-/* Step 2.  False: the caller's patience is at its end. */
-static bool
-wait_for_holder(ClaimCall *call, IdemProbe probe, TransactionId xid)
-{
-	IdemDeadline delete_deadline = idem_deadline_after(NOWAIT_DELETE_WAIT_MS);
-	bool		is_nowait_delete = probe == IDEM_PROBE_DELETING &&
-		call->deadline.wait_us == 0;
-
-	return idem_wait_for_transaction(&call->key, xid,
-									 is_nowait_delete ?
-									 &delete_deadline : &call->deadline);
-}
 
 static bool
 fingerprints_differ(const bytea *a, const bytea *b)
@@ -101,137 +76,314 @@ fingerprints_differ(const bytea *a, const bytea *b)
 
 /* Whether a key without a row may have been executed and forgotten */
 static bool
-is_stale(const ClaimCall *call)
+is_stale(const IdemClaimCall *call)
 {
 	return call->policy.key_time_uuidv7 &&
-		(call->key_time <= GetCurrentTimestamp() - call->policy.ttl_us ||
-		 call->key_time <= call->policy.guarded_since);
+		idem_may_be_forgotten(&call->policy, call->key_time);
 }
 
-/* What a claim stores.  A retry of a failed request is the same request: it keeps
- * the fingerprint, and what was promised. */
+/*
+ * What a claim stores.  A successor's request is the same request: it keeps the
+ * fingerprint, the progress and what was promised.
+ */
 static IdemRow
-claimed_row(const ClaimCall *call, const IdemRow *retried)
+claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
 {
 	IdemRow		row = {
 		.state = IDEM_STATE_COMPLETED,
 		.expires_at = idem_remembered_until(&call->policy, call->key_time),
 		.lease_until = IDEM_NO_TIME,
-		.fingerprint = call->fingerprint
+		.fingerprint = call->fingerprint,
+		.progress = call->progress
 	};
 
-	if (retried != NULL)
+	if (call->lease_us > 0)
 	{
-		row.expires_at = Max(row.expires_at, retried->expires_at);
+		row.state = IDEM_STATE_IN_PROGRESS;
+		row.lease_until = GetCurrentTimestamp() + call->lease_us;
+		row.expires_at = Max(row.expires_at,
+							 idem_whole_second(row.lease_until));
+		row.token = idem_store_draw_token();
+	}
+	if (predecessor != NULL)
+	{
+		row.expires_at = Max(row.expires_at, predecessor->expires_at);
 		if (row.fingerprint == NULL)
-			row.fingerprint = retried->fingerprint;
+			row.fingerprint = predecessor->fingerprint;
+		if (row.progress == NULL)
+			row.progress = predecessor->progress;
 	}
 	return row;
 }
 
-/* Steps 3 to 7 for a row that is there.  row: what is there, or what to make of
- * it where the answer is claimed. */
-static IdemOutcome
-decide(const ClaimCall *call, const IdemFound *found, IdemRow *row)
+static void
+answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
 {
-	const IdemRow *old = &found->row;
+	answer->outcome = outcome;
+	answer->result = row->result;
+	answer->progress = row->progress;
+	answer->expires_at = row->expires_at;
+	answer->lease_until = row->lease_until;
+}
 
-	if (call->policy.expired_reclaim && !found->ours &&
-		old->state != IDEM_STATE_IN_PROGRESS &&
-		old->expires_at <= GetCurrentTimestamp())
-	{
-		*row = claimed_row(call, NULL);
-		return is_stale(call) ? IDEM_STALE : IDEM_CLAIMED;
-	}
+/* Steps 4 to 8 for a row that is there and not claimed by this.  claimed: it can
+ * be claimed in place. */
+static IdemOutcome
+decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
+{
+	const IdemRow *row = &found->row;
 
-	*row = *old;
-	if (fingerprints_differ(call->fingerprint, old->fingerprint))
+	*lease_is_live = false;
+	if (fingerprints_differ(call->fingerprint, row->fingerprint))
 		return IDEM_MISMATCH;
 
-	switch (old->state)
+	switch (row->state)
 	{
 		case IDEM_STATE_COMPLETED:
 			return IDEM_COMPLETED;
-		case IDEM_STATE_IN_PROGRESS:
-			return IDEM_IN_PROGRESS;
 		case IDEM_STATE_FAILED:
-			if (!call->policy.failed_retryable)
-				return IDEM_FAILED;
-			*row = claimed_row(call, old);
-			return IDEM_CLAIMED;
+			return call->policy.failed_retryable ? IDEM_CLAIMED : IDEM_FAILED;
+		case IDEM_STATE_IN_PROGRESS:
+			if (found->ours)
+				return IDEM_IN_PROGRESS;
+			*lease_is_live = row->lease_until > GetCurrentTimestamp();
+			if (*lease_is_live)
+				return IDEM_IN_PROGRESS;
+			return call->policy.lapsed_unknown ? IDEM_UNKNOWN : IDEM_CLAIMED;
 	}
 	pg_unreachable();
 }
 
-/* One attempt.  False: somebody was there first, look again; outcome and row
- * then say nothing. */
+static Step
+claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
+{
+	IdemRow		row;
+
+	if (is_stale(call))
+	{
+		/* A probe can miss a row; an insert would have found it. */
+		answer->outcome = IDEM_STALE;
+		return idem_store_is_absent(&call->key) ? STEP_ANSWER : STEP_AGAIN;
+	}
+	row = claimed_row(call, NULL);
+	if (!idem_store_insert(&call->key, &row))
+		return STEP_AGAIN;
+	answer_with(answer, IDEM_CLAIMED, &row);
+	answer->progress = NULL;
+	answer->token = row.token;
+	return STEP_ANSWER;
+}
+
+static Step
+claim_in_place(IdemClaimCall *call, IdemFound *found,
+			   const IdemRow *predecessor, IdemClaimAnswer *answer)
+{
+	IdemRow		row = claimed_row(call, predecessor);
+
+	if (!idem_store_update(&call->key, &found->tid, &row))
+		return STEP_WAIT_FOR_ROW_LOCK;
+	answer_with(answer, IDEM_CLAIMED, &row);
+	answer->progress = predecessor != NULL ? predecessor->progress : NULL;
+	answer->token = row.token;
+	if (predecessor != NULL)
+		idem_stats_count_reclaim();
+	return STEP_ANSWER;
+}
+
+/* One look at the key, and one write; it waits for nobody. */
+static Step
+attempt(IdemClaimCall *call, IdemFound *found,
+		IdemProbe *probe, IdemClaimAnswer *answer)
+{
+	IdemOutcome outcome;
+	bool		lease_is_live;
+
+	*probe = idem_store_probe(&call->key, found);
+	if (*probe == IDEM_PROBE_ABSENT)
+		return claim_absent(call, answer);
+	if (*probe != IDEM_PROBE_PRESENT)
+		return STEP_WAIT_FOR_TRANSACTION;
+
+	if (!found->ours && idem_row_counts_as_absent(&call->policy, &found->row))
+	{
+		if (!is_stale(call))
+			return claim_in_place(call, found, NULL, answer);
+		answer->outcome = IDEM_STALE;
+		return STEP_ANSWER;
+	}
+
+	outcome = decide(call, found, &lease_is_live);
+	if (outcome == IDEM_CLAIMED)
+		return claim_in_place(call, found, &found->row, answer);
+	/* What is stored belongs to another request. */
+	answer->outcome = outcome;
+	if (outcome != IDEM_MISMATCH)
+		answer_with(answer, outcome, &found->row);
+	return lease_is_live ? STEP_WAIT_FOR_LEASE : STEP_ANSWER;
+}
+
+static Step
+attempt_under_key_lock(IdemClaimCall *call, IdemFound *found,
+					   IdemProbe *probe, IdemClaimAnswer *answer)
+{
+	Step		step;
+
+	idem_store_lock_key(&call->key);
+	step = attempt(call, found, probe, answer);
+	idem_store_unlock_key(&call->key);
+	return step;
+}
+
+/* False: the caller's patience is at its end. */
 static bool
-try_once(ClaimCall *call, IdemStore *store, IdemOutcome *outcome, IdemRow *row,
-		 bool *ours)
+wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
+				IdemFound *found, IdemDeadline *delete_deadline)
+{
+	IdemDeadline *deadline = &call->deadline;
+
+	if (step == STEP_WAIT_FOR_LEASE)
+		return idem_wait_for_lease(&call->key, found->row.lease_until, deadline);
+
+	idem_wait_end();
+	if (step == STEP_WAIT_FOR_ROW_LOCK)
+		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
+	if (probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
+		deadline = delete_deadline;
+	return idem_wait_for_transaction(&call->key, found->xid, deadline);
+}
+
+static void
+note_claimed(const IdemClaimCall *call, const IdemClaimAnswer *answer)
+{
+	idem_held_note_claimed(&call->key, answer->token);
+	idem_stats_count_claim(answer->expires_at);
+	/* The token must not be drawn again after a crash. */
+	if (call->lease_us > 0)
+		idem_commit_lease(&call->key);
+}
+
+void
+idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	IdemFound	found;
-	IdemProbe	probe = idem_store_probe(store, &call->key, &found);
+	IdemProbe	probe;
+	Step		step;
+	int64		wait_began_us = 0;
+	IdemDeadline delete_deadline;
 
-	switch (probe)
-	{
-		case IDEM_PROBE_INSERTING:
-		case IDEM_PROBE_UPDATING:
-		case IDEM_PROBE_DELETING:
-			*outcome = idem_outcome_of_passed(&call->deadline);
-			return !wait_for_holder(call, probe, found.xid);
-
-		case IDEM_PROBE_ABSENT:
-			if (is_stale(call))
-			{
-				*outcome = IDEM_STALE;
-				return true;
-			}
-			*outcome = IDEM_CLAIMED;
-			*row = claimed_row(call, NULL);
-			return idem_store_insert(store, &call->key, row);
-
-		case IDEM_PROBE_PRESENT:
-			*ours = found.ours;
-			*outcome = decide(call, &found, row);
-			if (*outcome != IDEM_CLAIMED ||
-				idem_store_update(store, &call->key, &found.tid, row))
-				return true;
-			*outcome = idem_outcome_of_passed(&call->deadline);
-			return !idem_wait_for_row_lock(&call->key, store, &found.tid,
-										   &call->deadline);
-	}
-	pg_unreachable();
-}
-
-/* row is what is stored now, or was found; it says nothing after a wait that
- * ended without an answer. */
-static IdemOutcome
-claim(FunctionCallInfo fcinfo, const char *command, ClaimCall *call,
-	  IdemRow *row)
-{
-	IdemStore  *store;
-	IdemOutcome outcome;
-	bool		ours;
-
-	read_arguments(fcinfo, call);
-	store = idem_store_open(command);
-	do
+	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		memset(row, 0, sizeof(*row));
-		row->expires_at = row->lease_until = IDEM_NO_TIME;
-		ours = false;
-	} while (!try_once(call, store, &outcome, row, &ours));
-	idem_store_close(store);
-
-	if (outcome == IDEM_CLAIMED)
-	{
-		idem_held_note_claimed(&call->key);
-		idem_stats_count_claim(row->expires_at);
+		memset(answer, 0, sizeof(*answer));
+		answer->expires_at = answer->lease_until = IDEM_NO_TIME;
+		step = call->lease_us > 0 ?
+			attempt_under_key_lock(call, &found, &probe, answer) :
+			attempt(call, &found, &probe, answer);
+		if (step == STEP_ANSWER)
+			break;
+		if (step == STEP_AGAIN)
+			continue;
+		if (wait_began_us == 0)
+		{
+			wait_began_us = idem_monotonic_us();
+			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
+		}
+		if (!wait_for_holder(call, step, probe, &found, &delete_deadline))
+		{
+			answer->outcome = idem_outcome_of_passed(&call->deadline);
+			break;
+		}
 	}
+
+	if (wait_began_us != 0)
+	{
+		idem_wait_end();
+		if (call->deadline.wait_us != 0)
+			idem_stats_count_wait(idem_monotonic_us() - wait_began_us);
+	}
+	if (answer->outcome == IDEM_CLAIMED)
+		note_claimed(call, answer);
 	else
-		idem_held_note_answer(&call->key, outcome, row->result, ours);
-	return outcome;
+	{
+		idem_held_note_answer(&call->key, answer->outcome, answer->result,
+							  step == STEP_ANSWER &&
+							  probe == IDEM_PROBE_PRESENT && found.ours);
+		idem_stats_count_outcome(answer->outcome);
+	}
+}
+
+/* ----- SQL ----- */
+
+IdemKeyTimeCheck
+idem_claim_check_key_time(IdemClaimCall *call)
+{
+	call->key_time = IDEM_NO_KEY_TIME;
+	if (!call->policy.key_time_uuidv7)
+		return IDEM_KEY_TIME_OK;
+	if (!idem_key_parse_time(&call->key, &call->key_time))
+		return IDEM_KEY_TIME_MALFORMED;
+	if (call->key_time > GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US)
+		return IDEM_KEY_TIME_AHEAD;
+	return IDEM_KEY_TIME_OK;
+}
+
+static void
+require_key_time(IdemClaimCall *call)
+{
+	switch (idem_claim_check_key_time(call))
+	{
+		case IDEM_KEY_TIME_OK:
+			break;
+		case IDEM_KEY_TIME_MALFORMED:
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_INVALID),
+					 errmsg("request_id is not a version 7 UUID in canonical lower-case form"),
+					 idem_errdetail_key(&call->key),
+					 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
+			break;
+		case IDEM_KEY_TIME_AHEAD:
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_INVALID),
+					 errmsg("request id is ahead of the clock"),
+					 idem_errdetail_key(&call->key),
+					 errhint("Fix the client: its clock is more than a minute ahead.")));
+			break;
+	}
+}
+
+/*
+ * Step 1.  Arguments: user_id, request_id, scope, fingerprint, wait.
+ *
+ * The policy is read under the lock of the table, which a change of policy that
+ * must not miss any claim waits for (policy.c).
+ */
+static void
+read_arguments(FunctionCallInfo fcinfo, const char *command,
+			   IdemClaimCall *call)
+{
+	memset(call, 0, sizeof(*call));
+	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
+	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);
+	call->deadline = idem_deadline_from_arg(fcinfo, 4);
+	idem_store_open(command);
+	call->policy = idem_policy(call->key.scope);
+	require_key_time(call);
+}
+
+/* More of them: lease, progress. */
+static void
+read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
+{
+	call->lease_us = idem_lease_from_arg(fcinfo, 5);
+	if (PG_ARGISNULL(6))
+		return;
+	if (call->lease_us == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("progress needs a lease"),
+				 errhint("Fix the client: pass lease too, or leave progress out.")));
+	call->progress = PG_GETARG_JSONB_P(6);
+	idem_check_size(&call->key, &call->policy, call->progress, "progress");
 }
 
 /*
@@ -242,44 +394,48 @@ claim(FunctionCallInfo fcinfo, const char *command, ClaimCall *call,
 Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
-	ClaimCall	call;
-	IdemRow		row;
-	IdemOutcome outcome = claim(fcinfo, "idem_claim()", &call, &row);
+	IdemClaimCall call;
+	IdemClaimAnswer answer;
 
-	if (outcome != IDEM_CLAIMED && outcome != IDEM_COMPLETED)
-		idem_raise_outcome(outcome, &call.key);
-	PG_RETURN_BOOL(outcome == IDEM_CLAIMED);
+	read_arguments(fcinfo, "idem_claim()", &call);
+	idem_claim_key(&call, &answer);
+	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
+		idem_raise_outcome(answer.outcome, &call.key);
+	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
 }
 
 /*
- * idem_try_claim(user_id, request_id, scope, fingerprint, wait) ->
- *		(outcome, result, progress, token, expires_at, lease_until)
+ * idem_try_claim(user_id, request_id, scope, fingerprint, wait, lease, progress)
+ *		-> (outcome, result, progress, token, expires_at, lease_until)
  *
  * Never raises an outcome.
  */
 Datum
 idem_try_claim(PG_FUNCTION_ARGS)
 {
-	ClaimCall	call;
-	IdemRow		row;
-	IdemOutcome outcome = claim(fcinfo, "idem_try_claim()", &call, &row);
+	IdemClaimCall call;
+	IdemClaimAnswer answer;
 	TupleDesc	desc;
 	Datum		values[6] = {0};
 	bool		nulls[6] = {false};
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	read_arguments(fcinfo, "idem_try_claim()", &call);
+	read_lease_arguments(fcinfo, &call);
+	idem_claim_key(&call, &answer);
 
-	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[outcome]);
-	values[1] = PointerGetDatum(row.result);
-	nulls[1] = row.result == NULL;
-	values[2] = PointerGetDatum(row.progress);
-	nulls[2] = row.progress == NULL;
-	nulls[3] = true;			/* only a lease has a token */
-	values[4] = TimestampTzGetDatum(row.expires_at);
-	nulls[4] = row.expires_at == IDEM_NO_TIME;
-	values[5] = TimestampTzGetDatum(row.lease_until);
-	nulls[5] = row.lease_until == IDEM_NO_TIME;
+	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[answer.outcome]);
+	values[1] = PointerGetDatum(answer.result);
+	nulls[1] = answer.result == NULL;
+	values[2] = PointerGetDatum(answer.progress);
+	nulls[2] = answer.progress == NULL;
+	values[3] = Int64GetDatum(answer.token);
+	nulls[3] = answer.token == 0;
+	values[4] = TimestampTzGetDatum(answer.expires_at);
+	nulls[4] = answer.expires_at == IDEM_NO_TIME;
+	values[5] = TimestampTzGetDatum(answer.lease_until);
+	nulls[5] = answer.lease_until == IDEM_NO_TIME;
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, nulls)));
 }

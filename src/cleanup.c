@@ -21,15 +21,16 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "portability/instr_time.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "cleanup.h"
 #include "guc.h"
+#include "policy.h"
 #include "sqlstate.h"
 #include "stats.h"
 #include "store.h"
+#include "wait.h"
 
 /* A batch ends after this, so that it does not hold back VACUUM for long. */
 #define BATCH_DURATION_MAX_US	INT64CONST(1000000)
@@ -53,15 +54,6 @@ typedef struct BatchBounds
 	uint32		rows_seen;
 } BatchBounds;
 
-static int64
-monotonic_us(void)
-{
-	instr_time	now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	return (int64) INSTR_TIME_GET_MICROSEC(now);
-}
-
 /*
  * Asked for every row that the batch finds.  The time runs from the first of
  * them: however long the way to it was, through entries of rows that are long
@@ -77,7 +69,7 @@ is_at_bounds(BatchBounds *bounds, int64 rows_deleted)
 	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK != 0)
 		return false;
 
-	now_us = monotonic_us();
+	now_us = idem_monotonic_us();
 	if (bounds->end_us == 0)
 	{
 		bounds->end_us = now_us + BATCH_DURATION_MAX_US;
@@ -99,34 +91,52 @@ note_row_that_stays(IdemCleanupBatch *batch, TimestampTz expires_at)
 		batch->oldest_expires_at = expires_at;
 }
 
+/* Whether it was executed is unknown, and by the scope's policy somebody has to
+ * find out: that has no end of its own, and is no backlog. */
+static bool
+is_kept_for_good(const IdemExpiring *row)
+{
+	return row->state == IDEM_STATE_IN_PROGRESS &&
+		idem_policy(row->scope).lapsed_unknown;
+}
+
+static bool
+is_live(const IdemExpiring *row, TimestampTz now)
+{
+	return row->state == IDEM_STATE_IN_PROGRESS && row->lease_until > now;
+}
+
 static void
 scan_batch(IdemExpiryScan *scan, BatchBounds *bounds,
 		   TimestampTz expired_before, IdemCleanupBatch *batch)
 {
-	TimestampTz expires_at;
+	IdemExpiring row;
 
-	while (idem_store_expiry_scan_next(scan, &expires_at))
+	while (idem_store_expiry_scan_next(scan, &row))
 	{
 		CHECK_FOR_INTERRUPTS();
 
-		if (expires_at > expired_before)
+		if (row.expires_at > expired_before)
 		{
-			note_row_that_stays(batch, expires_at);
+			note_row_that_stays(batch, row.expires_at);
 			break;
 		}
 		if (is_at_bounds(bounds, batch->rows_deleted))
 		{
-			note_row_that_stays(batch, expires_at);
+			note_row_that_stays(batch, row.expires_at);
 			batch->more = true;
-			batch->next_start = expires_at;
+			batch->next_start = row.expires_at;
 			return;
 		}
-		if (idem_store_expiry_scan_delete(scan))
+		if (is_kept_for_good(&row))
+			batch->rows_unknown++;
+		else if (!is_live(&row, expired_before) &&
+				 idem_store_expiry_scan_delete(scan))
 			batch->rows_deleted++;
 		else
 		{
 			batch->rows_skipped++;
-			note_row_that_stays(batch, expires_at);
+			note_row_that_stays(batch, row.expires_at);
 		}
 	}
 	/* Not beyond the cutoff: a row that is claimed now can be younger. */
@@ -177,10 +187,10 @@ static void
 run_session_batch(int batch_rows_max, TimestampTz start,
 				  TimestampTz expired_before, IdemCleanupBatch *batch)
 {
-	int64		begun_us = monotonic_us();
+	int64		begun_us = idem_monotonic_us();
 
 	idem_cleanup_batch(batch_rows_max, start, expired_before, NULL, batch);
-	idem_stats_count_cleanup(batch, (monotonic_us() - begun_us) / 1e6);
+	idem_stats_count_cleanup(batch, (idem_monotonic_us() - begun_us) / 1e6);
 }
 
 /* idem_cleanup(batch_size): one batch, returns the number of rows removed */

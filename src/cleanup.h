@@ -13,6 +13,7 @@ typedef struct IdemCleanupBatch
 	TimestampTz start;			/* what expires before it was not looked at */
 	int64		rows_deleted;
 	int64		rows_skipped;	/* expired, but another transaction has them */
+	int64		rows_unknown;	/* expired, not settled, kept by lapsed = unknown */
 	bool		more;			/* ended by its bounds: there can be more */
 	TimestampTz next_start;		/* low-water mark: no row before it is left to
 								 * this pass, except the skipped ones */
@@ -31,7 +32,7 @@ typedef bool (*IdemCleanupStop) (void);
  * says so.  A row that another transaction has locked or changed is skipped.
  *
  * Takes RowExclusiveLock on the claims until the transaction ends, and never
- * waits for a row.  Raises what idem_store_open() raises.
+ * waits for a row.  Raises what the store raises.
  */
 extern void idem_cleanup_batch(int batch_rows_max, TimestampTz start,
 							   TimestampTz expired_before,

@@ -6,6 +6,7 @@
 #ifndef IDEM_COMPAT_H
 #define IDEM_COMPAT_H
 
+#include "access/amapi.h"
 #include "access/genam.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
@@ -85,6 +86,23 @@ idem_insert_index_tuples(ResultRelInfo *rri, TupleTableSlot *slot,
 #else
 	return ExecInsertIndexTuples(rri, slot, estate, update, conflict != NULL,
 								 conflict, arbiters);
+#endif
+}
+
+/* 17: an index can keep pins from one insert to the next (BRIN) */
+static inline void
+idem_index_insert_cleanup(ResultRelInfo *rri)
+{
+#if PG_VERSION_NUM >= 170000
+	for (int i = 0; i < rri->ri_NumIndices; i++)
+	{
+		Relation	index = rri->ri_IndexRelationDescs[i];
+
+		if (index == NULL || index->rd_indam->aminsertcleanup == NULL)
+			continue;
+		index_insert_cleanup(index, rri->ri_IndexRelationInfo[i]);
+		rri->ri_IndexRelationInfo[i]->ii_AmCache = NULL;
+	}
 #endif
 }
 

@@ -17,6 +17,7 @@
 #include "guc.h"
 
 int			idem_ttl = 3600;
+int			idem_lease = 30000;
 int			idem_wait = 5000;
 int			idem_result_max_bytes = 1024 * 1024;
 int			idem_cleanup_interval = 5000;
@@ -43,6 +44,12 @@ idem_define_settings(void)
 							"For scopes that have no ttl of their own in idem_scopes.",
 							&idem_ttl, 3600, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.lease",
+							"Length of a lease.",
+							"For scopes that have no lease of their own in idem_scopes.",
+							&idem_lease, 30000, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.wait",
 							"How long a claim waits for another holder of its key.",

@@ -9,6 +9,7 @@
 #define IDEM_CLEANUP_BATCH_ROWS_LIMIT	1000000
 
 extern int	idem_ttl;			/* seconds */
+extern int	idem_lease;			/* milliseconds */
 extern int	idem_wait;			/* milliseconds, -1: until cancelled, 0: not at all */
 extern int	idem_result_max_bytes;	/* of the jsonb */
 extern int	idem_cleanup_interval;	/* milliseconds */

@@ -19,7 +19,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "common/hashfn.h"
 #include "lib/ilist.h"
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
@@ -35,6 +34,7 @@ typedef struct IdemHeld
 	dlist_node	claim_node;		/* in held_keys, in the order of claiming */
 	dlist_node	settle_node;	/* in settled_keys, in the order of settling */
 	IdemKey		key;			/* the texts follow in the same allocation */
+	int64		token;			/* 0: no lease */
 	SubTransactionId claimed_in;
 	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
 	struct IdemHeld *shadowed;	/* settled entry of the same key, claimed anew */
@@ -56,43 +56,13 @@ typedef struct HeldSlot
 	char		status;
 } HeldSlot;
 
-static uint32
-hash_text(const text *value)
-{
-	return hash_bytes((const unsigned char *) VARDATA_ANY(value),
-					  VARSIZE_ANY_EXHDR(value));
-}
-
-static uint32
-hash_key(const IdemKey *key)
-{
-	return hash_combine(hash_combine(hash_text(key->request_id),
-									 hash_text(key->user_id)),
-						hash_text(key->scope));
-}
-
-static bool
-equal_text(const text *a, const text *b)
-{
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
-}
-
-static bool
-equal_key(const IdemKey *a, const IdemKey *b)
-{
-	return equal_text(a->request_id, b->request_id) &&
-		equal_text(a->user_id, b->user_id) &&
-		equal_text(a->scope, b->scope);
-}
-
 /* For a lookup the element is a key in the place of an entry. */
 #define SH_PREFIX held_hash
 #define SH_ELEMENT_TYPE HeldSlot
 #define SH_KEY_TYPE IdemHeld *
 #define SH_KEY held
-#define SH_HASH_KEY(tb, element) hash_key(&(element)->key)
-#define SH_EQUAL(tb, a, b) equal_key(&(a)->key, &(b)->key)
+#define SH_HASH_KEY(tb, element) idem_key_hash(&(element)->key)
+#define SH_EQUAL(tb, a, b) idem_key_equal(&(a)->key, &(b)->key)
 #define SH_STORE_HASH
 #define SH_GET_HASH(tb, slot) (slot)->hash
 #define SH_SCOPE static inline
@@ -166,7 +136,7 @@ find_held(const IdemKey *key)
 	if (held_context == NULL || dlist_is_empty(&held_keys))
 		return NULL;
 	latest = dlist_tail_element(IdemHeld, claim_node, &held_keys);
-	if (equal_key(&latest->key, key))
+	if (idem_key_equal(&latest->key, key))
 		return latest;
 
 	if (held_by_key == NULL)
@@ -286,7 +256,7 @@ append_text(char **end, const text *source)
 }
 
 static IdemHeld *
-make_held(const IdemKey *key)
+make_held(const IdemKey *key, int64 token)
 {
 	Size		bytes = MAXALIGN(sizeof(IdemHeld)) +
 		INTALIGN(VARSIZE_ANY(key->scope)) +
@@ -298,6 +268,7 @@ make_held(const IdemKey *key)
 	held->key.scope = append_text(&end, key->scope);
 	held->key.user_id = append_text(&end, key->user_id);
 	held->key.request_id = append_text(&end, key->request_id);
+	held->token = token;
 	held->claimed_in = GetCurrentSubTransactionId();
 	held->settled_in = InvalidSubTransactionId;
 	held->shadowed = NULL;
@@ -336,13 +307,13 @@ current_level(void)
 }
 
 void
-idem_held_note_claimed(const IdemKey *key)
+idem_held_note_claimed(const IdemKey *key, int64 token)
 {
 	AnswerLevel *level;
 	IdemHeld   *held;
 
 	start_transaction();
-	held = make_held(key);
+	held = make_held(key, token);
 	if (held_by_key != NULL)
 		index_held(held);
 	dlist_push_tail(&held_keys, &held->claim_node);
@@ -401,11 +372,14 @@ idem_held_note_settled(const IdemKey *key, const Jsonb *result)
 }
 
 bool
-idem_held_is_unsettled(const IdemKey *key)
+idem_held_is_unsettled(const IdemKey *key, int64 *token)
 {
 	IdemHeld   *held = find_held(key);
 
-	return held != NULL && held->settled_in == InvalidSubTransactionId;
+	if (held == NULL || held->settled_in != InvalidSubTransactionId)
+		return false;
+	*token = held->token;
+	return true;
 }
 
 static char *

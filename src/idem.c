@@ -15,6 +15,7 @@
 #include "held.h"
 #include "stats.h"
 #include "store.h"
+#include "wait.h"
 #include "worker.h"
 
 IDEM_MODULE_MAGIC("idem", "1.0.0");
@@ -27,6 +28,7 @@ _PG_init(void)
 	idem_define_settings();
 	idem_store_init();
 	idem_held_init();
+	idem_wait_init(process_shared_preload_libraries_in_progress);
 	idem_stats_init_backend();
 
 	if (!process_shared_preload_libraries_in_progress)

@@ -8,7 +8,7 @@
  */
 #include "postgres.h"
 
-#include "common/jsonapi.h"
+#include "common/hashfn.h"
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
@@ -52,22 +52,45 @@ check_length(const text *part, const char *name)
 				 errhint("Fix the client: send a shorter id, or a hash of this one.")));
 }
 
+text *
+idem_scope_from_arg(FunctionCallInfo fcinfo, int arg)
+{
+	text	   *scope;
+
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("scope must not be null"),
+				 errhint("Fix the client: leave the scope out, or pass '' for the default scope.")));
+	scope = PG_GETARG_TEXT_PP(arg);
+	check_length(scope, "scope");
+	return scope;
+}
+
 void
 idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
 				   int scope_arg, IdemKey *key)
 {
 	key->user_id = id_from_arg(fcinfo, user_arg, "user_id");
 	key->request_id = id_from_arg(fcinfo, request_arg, "request_id");
-	if (PG_ARGISNULL(scope_arg))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("scope must not be null"),
-				 errhint("Fix the client: leave the scope out, or pass '' for the default scope.")));
-	key->scope = PG_GETARG_TEXT_PP(scope_arg);
+	key->scope = idem_scope_from_arg(fcinfo, scope_arg);
 
 	check_length(key->user_id, "user_id");
 	check_length(key->request_id, "request_id");
-	check_length(key->scope, "scope");
+}
+
+bool
+idem_id_is_valid(const text *id)
+{
+	return VARSIZE_ANY_EXHDR(id) > 0 &&
+		VARSIZE_ANY_EXHDR(id) <= IDEM_KEY_PART_BYTES_MAX;
+}
+
+bool
+idem_fingerprint_is_valid(const bytea *fingerprint)
+{
+	return VARSIZE_ANY_EXHDR(fingerprint) > 0 &&
+		VARSIZE_ANY_EXHDR(fingerprint) <= IDEM_FINGERPRINT_BYTES_MAX;
 }
 
 /* NULL if the caller gave none. */
@@ -81,7 +104,7 @@ idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg)
 		return NULL;
 	fingerprint = PG_GETARG_BYTEA_PP(arg);
 	bytes = VARSIZE_ANY_EXHDR(fingerprint);
-	if (bytes < 1 || bytes > IDEM_FINGERPRINT_BYTES_MAX)
+	if (!idem_fingerprint_is_valid(fingerprint))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("fingerprint must have 1 to %d bytes",
@@ -109,6 +132,60 @@ idem_errdetail_key(const IdemKey *key)
 	return errdetail("%s.", names);
 }
 
+static uint32
+hash_text(const text *value)
+{
+	return hash_bytes((const unsigned char *) VARDATA_ANY(value),
+					  VARSIZE_ANY_EXHDR(value));
+}
+
+uint32
+idem_key_hash(const IdemKey *key)
+{
+	return hash_combine(hash_combine(hash_text(key->request_id),
+									 hash_text(key->user_id)),
+						hash_text(key->scope));
+}
+
+static bool
+equal_text(const text *a, const text *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+static int
+compare_text(const text *a, const text *b)
+{
+	Size		shorter = Min(VARSIZE_ANY_EXHDR(a), VARSIZE_ANY_EXHDR(b));
+	int			order = memcmp(VARDATA_ANY(a), VARDATA_ANY(b), shorter);
+
+	if (order != 0)
+		return order;
+	return (int) VARSIZE_ANY_EXHDR(a) - (int) VARSIZE_ANY_EXHDR(b);
+}
+
+/* The order of the primary key */
+int
+idem_key_compare(const IdemKey *a, const IdemKey *b)
+{
+	int			order = compare_text(a->request_id, b->request_id);
+
+	if (order == 0)
+		order = compare_text(a->user_id, b->user_id);
+	if (order == 0)
+		order = compare_text(a->scope, b->scope);
+	return order;
+}
+
+bool
+idem_key_equal(const IdemKey *a, const IdemKey *b)
+{
+	return equal_text(a->request_id, b->request_id) &&
+		equal_text(a->user_id, b->user_id) &&
+		equal_text(a->scope, b->scope);
+}
+
 static int
 hex_digit(char c)
 {
@@ -124,8 +201,8 @@ hex_digit(char c)
  * the variant 10.  Only the canonical lower-case text is taken: another
  * spelling of the same uuid would be another key.
  */
-TimestampTz
-idem_key_time(const IdemKey *key)
+bool
+idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 {
 	const char *id = VARDATA_ANY(key->request_id);
 	int64		unix_ms = 0;
@@ -144,15 +221,12 @@ idem_key_time(const IdemKey *key)
 		}
 	}
 	if (!valid || id[14] != '7' || (hex_digit(id[19]) & 0xC) != 0x8)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("request_id is not a version 7 UUID in canonical lower-case form"),
-				 idem_errdetail_key(key),
-				 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
+		return false;
 
-	return (TimestampTz) (unix_ms * 1000 -
-						  (int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) *
-						  USECS_PER_DAY);
+	*key_time = (TimestampTz) (unix_ms * 1000 -
+							   (int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) *
+							   USECS_PER_DAY);
+	return true;
 }
 
 /*

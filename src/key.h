@@ -24,7 +24,12 @@ typedef struct IdemKey
  * scope at its own position. */
 extern void idem_key_from_args(FunctionCallInfo fcinfo, int user_arg,
 							   int request_arg, int scope_arg, IdemKey *key);
+extern text *idem_scope_from_arg(FunctionCallInfo fcinfo, int arg);
 extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
+
+extern uint32 idem_key_hash(const IdemKey *key);
+extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
+extern int	idem_key_compare(const IdemKey *a, const IdemKey *b);
 
 /* errdetail() that names the key */
 extern int	idem_errdetail_key(const IdemKey *key);
@@ -32,7 +37,12 @@ extern int	idem_errdetail_key(const IdemKey *key);
 /* The same as text, palloc'd */
 extern char *idem_key_to_string(const IdemKey *key);
 
-/* Time of a UUIDv7 in canonical text; raises ID400 for any other text. */
-extern TimestampTz idem_key_time(const IdemKey *key);
+/* Time of a UUIDv7 in canonical text; false for any other text. */
+extern bool idem_key_parse_time(const IdemKey *key, TimestampTz *key_time);
+
+/* For a batch, which answers rather than raises: within the limits that the
+ * arguments of a single call have? */
+extern bool idem_id_is_valid(const text *id);
+extern bool idem_fingerprint_is_valid(const bytea *fingerprint);
 
 #endif							/* IDEM_KEY_H */

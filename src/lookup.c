@@ -71,8 +71,7 @@ fetch_as_claim_sees(const IdemKey *key, IdemRow *row)
 	IdemPolicy	policy = idem_policy(key->scope);
 
 	return idem_store_fetch(key, GetActiveSnapshot(), row) &&
-		!(policy.expired_reclaim && row->state != IDEM_STATE_IN_PROGRESS &&
-		  row->expires_at <= GetCurrentTimestamp());
+		!idem_row_counts_as_absent(&policy, row);
 }
 
 /* idem_result(user_id, request_id, scope) -> jsonb */
@@ -89,11 +88,14 @@ idem_result(PG_FUNCTION_ARGS)
 }
 
 static IdemOutcome
-outcome_of_state(IdemState state)
+outcome_of_row(const IdemKey *key, const IdemRow *row)
 {
-	switch (state)
+	switch (row->state)
 	{
 		case IDEM_STATE_IN_PROGRESS:
+			if (row->lease_until <= GetCurrentTimestamp() &&
+				idem_policy(key->scope).lapsed_unknown)
+				return IDEM_UNKNOWN;
 			return IDEM_IN_PROGRESS;
 		case IDEM_STATE_COMPLETED:
 			return IDEM_COMPLETED;
@@ -113,7 +115,7 @@ idem_status(PG_FUNCTION_ARGS)
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
 	if (!fetch_as_claim_sees(&key, &row))
 		PG_RETURN_NULL();
-	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_state(row.state)]);
+	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_row(&key, &row)]);
 }
 
 static void

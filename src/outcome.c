@@ -31,6 +31,11 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 		"request is still being executed after the wait",
 		"Retry the same request later."
 	},
+	[IDEM_UNKNOWN] = {
+		ERRCODE_IDEM_UNKNOWN,
+		"request's lease lapsed, and whether it was executed is unknown",
+		"Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget()."
+	},
 	[IDEM_MISMATCH] = {
 		ERRCODE_IDEM_MISMATCH,
 		"request id was used before with another fingerprint",

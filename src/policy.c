@@ -15,11 +15,13 @@
 
 #include "access/genam.h"
 #include "access/table.h"
+#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
 #include "common/int.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -49,10 +51,16 @@ enum
 	Anum_scopes_expired,
 	Anum_scopes_key_time,
 	Anum_scopes_result_max_bytes,
-	Anum_scopes_guarded_since
+	Anum_scopes_guarded_since,
+	Anum_scopes_guarded_ttl
 };
 
-#define Natts_scopes Anum_scopes_guarded_since
+#define Natts_scopes Anum_scopes_guarded_ttl
+
+static const Oid scopes_column_types[Natts_scopes] = {
+	TEXTOID, INTERVALOID, INTERVALOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
+	INT4OID, TIMESTAMPTZOID, INTERVALOID
+};
 
 #define FROM_SETTINGS (-1)
 
@@ -132,13 +140,20 @@ read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 	datum = slot_getattr(slot, Anum_scopes_ttl, &isnull);
 	if (!isnull)
 		policy->ttl_us = idem_interval_us(DatumGetIntervalP(datum));
+	datum = slot_getattr(slot, Anum_scopes_lease, &isnull);
+	if (!isnull)
+		policy->lease_us = idem_interval_us(DatumGetIntervalP(datum));
 	datum = slot_getattr(slot, Anum_scopes_result_max_bytes, &isnull);
 	if (!isnull)
 		policy->result_max_bytes = DatumGetInt32(datum);
 	datum = slot_getattr(slot, Anum_scopes_guarded_since, &isnull);
 	if (!isnull)
 		policy->guarded_since = DatumGetTimestampTz(datum);
+	datum = slot_getattr(slot, Anum_scopes_guarded_ttl, &isnull);
+	if (!isnull)
+		policy->guarded_ttl_us = idem_interval_us(DatumGetIntervalP(datum));
 	policy->failed_retryable = column_is(slot, Anum_scopes_failed, "retryable");
+	policy->lapsed_unknown = column_is(slot, Anum_scopes_lapsed, "unknown");
 	policy->expired_reclaim = column_is(slot, Anum_scopes_expired, "reclaim");
 	policy->key_time_uuidv7 = column_is(slot, Anum_scopes_key_time, "uuidv7");
 }
@@ -150,7 +165,8 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 	Oid			index_oid = idem_primary_key_index(scopes);
 	Relation	index = index_open(index_oid, AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	/* New each time for such a table, and allowed in parallel mode */
+	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
 	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
 	ScanKeyData key;
 
@@ -168,8 +184,13 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 static void
 check_scopes_layout(Relation scopes)
 {
-	if (RelationGetDescr(scopes)->natts < Natts_scopes ||
-		!OidIsValid(idem_primary_key_index(scopes)))
+	TupleDesc	desc = RelationGetDescr(scopes);
+	bool		same = desc->natts >= Natts_scopes &&
+		OidIsValid(idem_primary_key_index(scopes));
+
+	for (int i = 0; same && i < Natts_scopes; i++)
+		same = TupleDescAttr(desc, i)->atttypid == scopes_column_types[i];
+	if (!same)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("table \"idem_scopes\" has another layout than the extension gave it"),
@@ -196,6 +217,8 @@ with_settings(IdemPolicy policy)
 {
 	if (policy.ttl_us == FROM_SETTINGS)
 		policy.ttl_us = idem_ttl * USECS_PER_SEC;
+	if (policy.lease_us == FROM_SETTINGS)
+		policy.lease_us = (int64) idem_lease * 1000;
 	if (policy.result_max_bytes == FROM_SETTINGS)
 		policy.result_max_bytes = idem_result_max_bytes;
 	return policy;
@@ -206,6 +229,7 @@ idem_policy(const text *scope)
 {
 	IdemPolicy	policy = {
 		.ttl_us = FROM_SETTINGS,
+		.lease_us = FROM_SETTINGS,
 		.result_max_bytes = FROM_SETTINGS,
 		.guarded_since = DT_NOBEGIN
 	};
@@ -236,22 +260,45 @@ idem_policy(const text *scope)
 	return with_settings(policy);
 }
 
+/*
+ * A claim of a key with time t, made at c, is remembered until max(c, t) + ttl at
+ * least: so a missing row is proof as long as t + ttl lies ahead.  Claims from
+ * before guarded_since were remembered for another ttl, and before key_time was
+ * switched on from c only, which can be a client's skew before t.
+ */
+bool
+idem_may_be_forgotten(const IdemPolicy *policy, TimestampTz key_time)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	return key_time <= now - policy->ttl_us ||
+		(key_time <= policy->guarded_since &&
+		 key_time - IDEM_KEY_TIME_SKEW_US <= now - policy->guarded_ttl_us);
+}
+
+TimestampTz
+idem_whole_second(TimestampTz time)
+{
+	return (time + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
+}
+
 TimestampTz
 idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
 {
-	TimestampTz until = Max(GetCurrentTimestamp(), key_time) + policy->ttl_us;
-
-	return (until + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
+	return idem_whole_second(Max(GetCurrentTimestamp(), key_time) +
+							 policy->ttl_us);
 }
 
 /* ----- the trigger on idem_scopes ----- */
 
 typedef struct ScopeTuple
 {
+	text	   *scope;
 	int64		ttl_us;
 	bool		uuidv7;
-	TimestampTz guarded_since;
 	bool		is_guarded;		/* guarded_since is not NULL */
+	TimestampTz guarded_since;
+	int64		guarded_ttl_us; /* NULL: 0, nothing was promised */
 } ScopeTuple;
 
 static ScopeTuple
@@ -261,6 +308,9 @@ read_scope_tuple(HeapTuple tuple, TupleDesc desc)
 	bool		isnull;
 	Datum		datum;
 
+	datum = heap_getattr(tuple, Anum_scopes_scope, desc, &isnull);
+	if (!isnull)
+		scope.scope = DatumGetTextPP(datum);
 	datum = heap_getattr(tuple, Anum_scopes_ttl, desc, &isnull);
 	if (!isnull)
 		scope.ttl_us = idem_interval_us(DatumGetIntervalP(datum));
@@ -269,48 +319,75 @@ read_scope_tuple(HeapTuple tuple, TupleDesc desc)
 		scope.uuidv7 = strcmp(TextDatumGetCString(datum), "uuidv7") == 0;
 	datum = heap_getattr(tuple, Anum_scopes_guarded_since, desc, &isnull);
 	if (!isnull)
-	{
 		scope.guarded_since = DatumGetTimestampTz(datum);
-		scope.is_guarded = true;
-	}
+	scope.is_guarded = !isnull;
+	datum = heap_getattr(tuple, Anum_scopes_guarded_ttl, desc, &isnull);
+	if (!isnull)
+		scope.guarded_ttl_us = idem_interval_us(DatumGetIntervalP(datum));
 	return scope;
 }
 
+static HeapTuple
+with_guard(HeapTuple tuple, TupleDesc desc, TimestampTz since, int64 ttl_us)
+{
+	int			columns[] = {Anum_scopes_guarded_since, Anum_scopes_guarded_ttl};
+	bool		nulls[] = {false, false};
+	Interval   *ttl = palloc0(sizeof(Interval));
+	Datum		values[] = {TimestampTzGetDatum(since), IntervalPGetDatum(ttl)};
+
+	ttl->day = ttl_us / USECS_PER_DAY;
+	ttl->time = ttl_us % USECS_PER_DAY;
+	return heap_modify_tuple_by_cols(tuple, desc, lengthof(columns), columns,
+									 values, nulls);
+}
+
+static bool
+same_scope(const ScopeTuple *a, const ScopeTuple *b)
+{
+	return a->scope != NULL && b->scope != NULL &&
+		DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+											 PointerGetDatum(a->scope),
+											 PointerGetDatum(b->scope)));
+}
+
 /*
- * The earliest key time for which a missing row proves that the key was never
- * executed.  What was claimed more than the old ttl ago may be forgotten, so
- * when the ttl grows, or absence starts to be taken for a proof, keys from
- * before then are not covered.  Keys from before the policy could be ahead of
- * the clock: allow for it.
+ * When the ttl grows, or a missing row starts to be taken for a proof, what was
+ * claimed before is remembered for less than the policy says from now on.  The
+ * guard says what is known of it: claims of keys up to guarded_since were
+ * promised guarded_ttl at least.
+ *
+ * The lock waits for all transactions that have claimed under the old policy, and
+ * keeps others from it until the change commits; who waits for it reads the new
+ * policy.  So no claim under the old policy is later than the guard.
  */
 static HeapTuple
-move_guarded_since(TriggerData *trigger)
+move_guard(TriggerData *trigger)
 {
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
 	bool		is_update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
 	HeapTuple	tuple = is_update ? trigger->tg_newtuple : trigger->tg_trigtuple;
 	ScopeTuple	fresh = read_scope_tuple(tuple, desc);
 	ScopeTuple	old = {.ttl_us = idem_ttl * USECS_PER_SEC};
-	int			column = Anum_scopes_guarded_since;
-	bool		isnull = false;
-	TimestampTz since;
-	Datum		value;
+	TimestampTz now;
 
 	if (is_update)
 		old = read_scope_tuple(trigger->tg_trigtuple, desc);
 	else if (fresh.is_guarded)
 		return tuple;			/* restored from a dump */
-
-	if (is_update && fresh.ttl_us <= old.ttl_us && fresh.uuidv7 <= old.uuidv7)
+	if (is_update && !same_scope(&old, &fresh))
+	{
+		/* Another scope, of which this row knows nothing: trust nothing. */
+		old = (ScopeTuple) {.ttl_us = 0};
+	}
+	else if (fresh.ttl_us <= old.ttl_us && fresh.uuidv7 <= old.uuidv7)
 		return tuple;
 
-	since = GetCurrentTimestamp() - old.ttl_us;
-	if (!old.uuidv7)
-		since += IDEM_KEY_TIME_SKEW_US;
-	if (old.is_guarded && old.guarded_since > since)
-		since = old.guarded_since;
-	value = TimestampTzGetDatum(since);
-	return heap_modify_tuple_by_cols(tuple, desc, 1, &column, &value, &isnull);
+	LockRelationOid(idem_catalog()->claims, ShareLock);
+	now = GetCurrentTimestamp();
+	/* An older guard counts as long as it says more than the ttl. */
+	if (old.is_guarded && old.guarded_since > now - old.ttl_us)
+		old.ttl_us = Min(old.ttl_us, old.guarded_ttl_us);
+	return with_guard(tuple, desc, now + IDEM_KEY_TIME_SKEW_US, old.ttl_us);
 }
 
 /* Before a row of idem_scopes changes, and before TRUNCATE */
@@ -319,10 +396,17 @@ idem_scopes_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = (TriggerData *) fcinfo->context;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(trigger->tg_event))
+	/* Of no other table: it reads the columns by their position. */
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
+		TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event) ||
+		RelationGetRelid(trigger->tg_relation) != idem_catalog()->scopes)
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("idem_scopes_changed() must be called as a BEFORE trigger")));
+				 errmsg("idem_scopes_changed() is the trigger of idem_scopes"),
+				 errhint("Do not use it for other tables.")));
+	check_scopes_layout(trigger->tg_relation);
 
 	CacheInvalidateRelcache(trigger->tg_relation);
 
@@ -330,9 +414,9 @@ idem_scopes_changed(PG_FUNCTION_ARGS)
 		return PointerGetDatum(NULL);
 	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
 		return PointerGetDatum(trigger->tg_trigtuple);
-	/* A subscriber takes the publisher's time. */
+	/* A subscriber takes the publisher's guard. */
 	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
 		return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
 							   trigger->tg_newtuple : trigger->tg_trigtuple);
-	return PointerGetDatum(move_guarded_since(trigger));
+	return PointerGetDatum(move_guard(trigger));
 }

@@ -11,11 +11,14 @@
 typedef struct IdemPolicy
 {
 	int64		ttl_us;
+	int64		lease_us;
 	int32		result_max_bytes;
 	bool		failed_retryable;	/* else terminal */
+	bool		lapsed_unknown;	/* else reclaim */
 	bool		expired_reclaim;	/* else protect */
 	bool		key_time_uuidv7;	/* else any */
-	TimestampTz guarded_since;	/* DT_NOBEGIN where it does not matter */
+	TimestampTz guarded_since;	/* claims from before then were promised */
+	int64		guarded_ttl_us; /* at least this; DT_NOBEGIN: all the same ttl */
 } IdemPolicy;
 
 /* A key's own time may be this far ahead of the clock. */
@@ -30,6 +33,12 @@ extern IdemPolicy idem_policy(const text *scope);
  * rounded up to the second, so that index entries deduplicate.
  */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN
+
+/* Whether a claim of a key of that time may have been made and forgotten */
+extern bool idem_may_be_forgotten(const IdemPolicy *policy,
+								  TimestampTz key_time);
+
+extern TimestampTz idem_whole_second(TimestampTz time);	/* rounds up */
 
 extern TimestampTz idem_remembered_until(const IdemPolicy *policy,
 										 TimestampTz key_time);

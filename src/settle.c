@@ -1,16 +1,25 @@
 /*
  * settle.c
- *	  How a key ends: complete, fail, forget.
+ *	  How a key ends: complete, fail, heal, forget.
  *
- * A transactional claim is a completed row from the start; settling it stores a
- * response with it, or turns it into a failure.  Only the transaction that holds
- * it can: that is read from the row (who wrote it), never from memory.
+ * Who may settle is read from the row, never from memory or the clock:
+ *
+ * - a transactional claim, by the transaction that wrote it.  It is a completed
+ *	 row from the start; settling it stores a response with it, or turns it into a
+ *	 failure;
+ * - a lease, by whoever knows the token that is in its row.  A lease that lapsed
+ *	 and was not taken over still has its token, so its holder can still settle it;
+ *	 one that was taken over has another.
+ *
+ * The token stays in a settled row, which tells its holder's repeat from
+ * anybody else's attempt.  A healed row has no lease_until: the holder who comes
+ * late learns that the request is settled, not that it lost something.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/jsonb.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "guc.h"
@@ -18,7 +27,9 @@
 #include "key.h"
 #include "outcome.h"
 #include "policy.h"
+#include "settle.h"
 #include "sqlstate.h"
+#include "stats.h"
 #include "store.h"
 #include "wait.h"
 
@@ -26,6 +37,7 @@ PG_FUNCTION_INFO_V1(idem_complete_held);
 PG_FUNCTION_INFO_V1(idem_complete);
 PG_FUNCTION_INFO_V1(idem_fail_held);
 PG_FUNCTION_INFO_V1(idem_fail);
+PG_FUNCTION_INFO_V1(idem_heal);
 PG_FUNCTION_INFO_V1(idem_forget);
 
 static bool
@@ -37,22 +49,8 @@ equal_results(const Jsonb *a, const Jsonb *b)
 								  (JsonbContainer *) &b->root) == 0;
 }
 
-static void
-check_result_size(const IdemKey *key, const IdemPolicy *policy,
-				  const Jsonb *result)
-{
-	if (result != NULL && VARSIZE(result) - VARHDRSZ > policy->result_max_bytes)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_TOO_LARGE),
-				 errmsg("result has %zu bytes, the limit is %d",
-						(size_t) (VARSIZE(result) - VARHDRSZ),
-						policy->result_max_bytes),
-				 idem_errdetail_key(key),
-				 errhint("Store a reference to the result, or have the operator raise idem.result_max_bytes or the scope's result_max_bytes.")));
-}
-
-static void
-raise_lost(const IdemKey *key, const char *message, const char *hint)
+void
+idem_raise_lost(const IdemKey *key, const char *message, const char *hint)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_LOST),
@@ -61,59 +59,178 @@ raise_lost(const IdemKey *key, const char *message, const char *hint)
 			 errhint("%s", hint)));
 }
 
-/* The row that this transaction wrote for the key, or ID410. */
-static void
-find_own_row(IdemStore *store, const IdemKey *key, IdemFound *found)
+int64
+idem_token_from_arg(FunctionCallInfo fcinfo, int arg)
 {
-	if (idem_store_probe(store, key, found) != IDEM_PROBE_PRESENT ||
-		!found->ours)
-		raise_lost(key, "request is not held by this transaction",
-				   "Settle a request in the transaction that claimed it.");
+	if (PG_ARGISNULL(arg))
+		return 0;
+	if (PG_GETARG_INT64(arg) <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("token must be positive"),
+				 errhint("Fix the client: pass the token that idem_try_claim() returned with the lease.")));
+	return PG_GETARG_INT64(arg);
+}
+
+void
+idem_commit_lease(const IdemKey *key)
+{
+	ForceSyncCommit();
+	idem_wake_at_commit(key);
+}
+
+void
+idem_wait_for_row_or_raise(const IdemKey *key,
+						   IdemFound *found, IdemDeadline *deadline)
+{
+	if (!idem_wait_for_row_lock(key, &found->tid, deadline))
+		idem_raise_outcome(idem_outcome_of_passed(deadline), key);
 }
 
 static void
-write_settled(IdemStore *store, const IdemKey *key, IdemFound *found,
+wait_for_transaction_or_raise(const IdemKey *key, TransactionId xid,
+							  IdemDeadline *deadline)
+{
+	if (!idem_wait_for_transaction(key, xid, deadline))
+		idem_raise_outcome(idem_outcome_of_passed(deadline), key);
+}
+
+bool
+idem_find_settled_down(const IdemKey *key, IdemFound *found,
+					   IdemDeadline *deadline)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		switch (idem_store_probe(key, found))
+		{
+			case IDEM_PROBE_PRESENT:
+				return true;
+			case IDEM_PROBE_ABSENT:
+				if (idem_store_is_absent(key))
+					return false;
+				break;
+			case IDEM_PROBE_INSERTING:
+			case IDEM_PROBE_UPDATING:
+			case IDEM_PROBE_DELETING:
+				wait_for_transaction_or_raise(key, found->xid, deadline);
+				break;
+		}
+	}
+}
+
+void
+idem_find_row_of_holder(const IdemHolder *holder,
+						IdemFound *found, IdemDeadline *deadline)
+{
+	if (holder->token == 0)
+	{
+		/* Whoever else is at it: it is not this transaction. */
+		if (idem_store_probe(&holder->key, found) != IDEM_PROBE_PRESENT ||
+			!found->ours)
+			idem_raise_lost(&holder->key,
+							"request is not held by this transaction",
+							"Settle a request in the transaction that claimed it, or pass the token of its lease.");
+	}
+	else if (!idem_find_settled_down(&holder->key, found, deadline) ||
+			 found->row.token != holder->token)
+	{
+		idem_stats_count_lost_lease();
+		idem_raise_lost(&holder->key, "lease is lost",
+						"Stop, and roll back: somebody else holds the request, or it was settled or dropped.");
+	}
+}
+
+void
+idem_check_size(const IdemKey *key, const IdemPolicy *policy,
+				const Jsonb *value, const char *name)
+{
+	if (value != NULL && VARSIZE(value) - VARHDRSZ > policy->result_max_bytes)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 errmsg("%s has %zu bytes, the limit is %d", name,
+						(size_t) (VARSIZE(value) - VARHDRSZ),
+						policy->result_max_bytes),
+				 idem_errdetail_key(key),
+				 errhint("Store a reference to it, or have the operator raise idem.result_max_bytes or the scope's result_max_bytes.")));
+}
+
+/* False: somebody has the row locked. */
+static bool
+write_settled(const IdemKey *key, IdemFound *found,
 			  const IdemPolicy *policy, IdemState state, Jsonb *result)
 {
-	TimestampTz key_time = policy->key_time_uuidv7 ?
-		idem_key_time(key) : IDEM_NO_KEY_TIME;
 	IdemRow		row = found->row;
 
 	row.state = state;
 	row.result = result;
 	row.expires_at = Max(row.expires_at,
-						 idem_remembered_until(policy, key_time));
+						 idem_remembered_until(policy, IDEM_NO_KEY_TIME));
 
 	/* Completing a marker as a marker needs no second version of its row. */
 	if (row.state == found->row.state && row.result == NULL &&
 		found->row.result == NULL && row.expires_at == found->row.expires_at)
-		return;
-	if (!idem_store_update(store, key, &found->tid, &row))
-		elog(ERROR, "own claim was changed by another transaction");
+		return true;
+	return idem_store_update(key, &found->tid, &row);
 }
 
-/* True: stored.  False: an identical repeat. */
-static bool
-settle(const char *command, const IdemKey *key, IdemState state, Jsonb *result)
+typedef enum Standing
 {
-	IdemStore  *store = idem_store_open(command);
-	IdemPolicy	policy = idem_policy(key->scope);
-	IdemFound	found;
-	bool		first = idem_held_is_unsettled(key);
+	NOT_SETTLED,
+	SETTLED_THIS_WAY,			/* the same state and result */
+	SETTLED_OTHERWISE,
+	HEALED
+} Standing;
 
-	check_result_size(key, &policy, result);
-	find_own_row(store, key, &found);
-	if (first)
+/* unsettled: this transaction claimed the key and has not settled it. */
+static Standing
+standing(const IdemRow *row, bool unsettled, IdemState state,
+		 const Jsonb *result)
+{
+	if (row->state == IDEM_STATE_IN_PROGRESS || (unsettled && row->token == 0))
+		return NOT_SETTLED;
+	if (row->token != 0 && row->lease_until == IDEM_NO_TIME &&
+		row->state == IDEM_STATE_COMPLETED)
+		return HEALED;
+	return row->state == state && equal_results(row->result, result) ?
+		SETTLED_THIS_WAY : SETTLED_OTHERWISE;
+}
+
+/* True: stored.  False: an identical repeat, or healed by somebody else. */
+static bool
+settle(const char *command, const IdemHolder *holder, IdemState state,
+	   Jsonb *result)
+{
+	IdemPolicy	policy;
+	IdemDeadline deadline = idem_deadline_after(idem_wait);
+	IdemFound	found;
+	int64		token;
+	bool		unsettled = idem_held_is_unsettled(&holder->key, &token);
+	Standing	now;
+
+	idem_store_open(command);
+	policy = idem_policy(holder->key.scope);
+	idem_check_size(&holder->key, &policy, result, "result");
+	for (;;)
 	{
-		write_settled(store, key, &found, &policy, state, result);
-		idem_held_note_settled(key, result);
+		idem_find_row_of_holder(holder, &found, &deadline);
+		now = standing(&found.row, unsettled, state, result);
+		if (now == SETTLED_OTHERWISE || (now == HEALED &&
+										 state != IDEM_STATE_COMPLETED))
+			idem_raise_lost(&holder->key,
+							"request is settled already, in another way",
+							"Settle a request once; a repeat must be identical.");
+		if (now != NOT_SETTLED ||
+			write_settled(&holder->key, &found, &policy, state, result))
+			break;
+		idem_wait_for_row_or_raise(&holder->key, &found, &deadline);
 	}
-	else if (found.row.state != state ||
-			 !equal_results(found.row.result, result))
-		raise_lost(key, "request is settled already, in another way",
-				   "Settle a request once; a repeat must be identical.");
-	idem_store_close(store);
-	return first;
+	if (now != NOT_SETTLED)
+		return false;
+	if (found.row.token != 0)
+		idem_commit_lease(&holder->key);
+	idem_held_note_settled(&holder->key, result);
+	return true;
 }
 
 static Jsonb *
@@ -122,26 +239,35 @@ result_from_arg(FunctionCallInfo fcinfo, int arg)
 	return PG_ARGISNULL(arg) ? NULL : PG_GETARG_JSONB_P(arg);
 }
 
-/* Arguments: user_id, request_id, result, scope. */
+/* Arguments: result. */
+static bool
+settle_held(FunctionCallInfo fcinfo, const char *command, IdemState state)
+{
+	IdemHolder	holder = {.key = *idem_held_only_unsettled(command)};
+
+	return settle(command, &holder, state, result_from_arg(fcinfo, 0));
+}
+
+/* Arguments: user_id, request_id, result, token, scope. */
 static bool
 settle_named(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
-	IdemKey		key;
+	IdemHolder	holder;
 
-	idem_key_from_args(fcinfo, 0, 1, 3, &key);
-	return settle(command, &key, state, result_from_arg(fcinfo, 2));
+	idem_key_from_args(fcinfo, 0, 1, 4, &holder.key);
+	holder.token = idem_token_from_arg(fcinfo, 3);
+	return settle(command, &holder, state, result_from_arg(fcinfo, 2));
 }
 
 /* idem_complete(result) -> boolean */
 Datum
 idem_complete_held(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BOOL(settle("idem_complete()",
-						  idem_held_only_unsettled("idem_complete()"),
-						  IDEM_STATE_COMPLETED, result_from_arg(fcinfo, 0)));
+	PG_RETURN_BOOL(settle_held(fcinfo, "idem_complete()",
+							   IDEM_STATE_COMPLETED));
 }
 
-/* idem_complete(user_id, request_id, result, scope) -> boolean */
+/* idem_complete(user_id, request_id, result, token, scope) -> boolean */
 Datum
 idem_complete(PG_FUNCTION_ARGS)
 {
@@ -153,55 +279,63 @@ idem_complete(PG_FUNCTION_ARGS)
 Datum
 idem_fail_held(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BOOL(settle("idem_fail()",
-						  idem_held_only_unsettled("idem_fail()"),
-						  IDEM_STATE_FAILED, result_from_arg(fcinfo, 0)));
+	PG_RETURN_BOOL(settle_held(fcinfo, "idem_fail()", IDEM_STATE_FAILED));
 }
 
-/* idem_fail(user_id, request_id, error, scope) -> boolean */
+/* idem_fail(user_id, request_id, error, token, scope) -> boolean */
 Datum
 idem_fail(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(settle_named(fcinfo, "idem_fail()", IDEM_STATE_FAILED));
 }
 
-/* A probe can miss a row that is being updated; a snapshot cannot. */
+/*
+ * The row of an unsettled lease, in which there is something to heal; false if it
+ * is completed.  Raises ID410 for anything else.
+ */
 static bool
-is_absent(const IdemKey *key)
+find_to_heal(const IdemKey *key, IdemFound *found,
+			 IdemDeadline *deadline)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IdemRow		row;
-	bool		found = idem_store_fetch(key, snapshot, &row);
-
-	UnregisterSnapshot(snapshot);
-	return !found;
+	if (!idem_find_settled_down(key, found, deadline))
+		idem_raise_lost(key, "request is not claimed",
+						"There is nothing to heal: claim it.");
+	if (found->row.state == IDEM_STATE_FAILED)
+		idem_raise_lost(key, "request has failed for good",
+						"It is settled: its holder gave up after the work that was found, or before.");
+	return found->row.state == IDEM_STATE_IN_PROGRESS;
 }
 
-/* One attempt to delete the row.  False: look again. */
-static bool
-forget_once(IdemStore *store, const IdemKey *key, IdemDeadline *deadline,
-			bool *dropped)
+/* idem_heal(user_id, request_id, result, scope) -> boolean */
+Datum
+idem_heal(PG_FUNCTION_ARGS)
 {
+	IdemDeadline deadline = idem_deadline_after(idem_wait);
+	Jsonb	   *result = result_from_arg(fcinfo, 2);
+	IdemKey		key;
+	IdemPolicy	policy;
 	IdemFound	found;
-	bool		ended;
+	bool		healed;
 
-	switch (idem_store_probe(store, key, &found))
+	idem_key_from_args(fcinfo, 0, 1, 3, &key);
+	idem_store_open("idem_heal()");
+	policy = idem_policy(key.scope);
+	idem_check_size(&key, &policy, result, "result");
+	while ((healed = find_to_heal(&key, &found, &deadline)))
 	{
-		case IDEM_PROBE_ABSENT:
-			return is_absent(key);
-		case IDEM_PROBE_PRESENT:
-			*dropped = idem_store_delete(store, &found.tid);
-			if (*dropped)
-				return true;
-			ended = idem_wait_for_row_lock(key, store, &found.tid, deadline);
+		found.row.lease_until = IDEM_NO_TIME;
+		if (write_settled(&key, &found, &policy, IDEM_STATE_COMPLETED,
+						  result))
 			break;
-		default:
-			ended = idem_wait_for_transaction(key, found.xid, deadline);
-			break;
+		idem_wait_for_row_or_raise(&key, &found, &deadline);
 	}
-	if (!ended)
-		idem_raise_outcome(idem_outcome_of_passed(deadline), key);
-	return false;
+	if (healed)
+	{
+		idem_commit_lease(&key);
+		idem_held_note_settled(&key, result);
+		idem_stats_count_healed();
+	}
+	PG_RETURN_BOOL(healed);
 }
 
 /* idem_forget(user_id, request_id, scope) -> boolean: false, there was none */
@@ -210,15 +344,19 @@ idem_forget(PG_FUNCTION_ARGS)
 {
 	IdemDeadline deadline = idem_deadline_after(idem_wait);
 	IdemKey		key;
-	IdemStore  *store;
-	bool		dropped = false;
+	IdemFound	found;
+	bool		dropped;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
-	store = idem_store_open("idem_forget()");
-	while (!forget_once(store, &key, &deadline, &dropped))
-		CHECK_FOR_INTERRUPTS();
-	idem_store_close(store);
+	idem_store_open("idem_forget()");
+	while ((dropped = idem_find_settled_down(&key, &found, &deadline)) &&
+		   !idem_store_delete(&found.tid))
+		idem_wait_for_row_or_raise(&key, &found, &deadline);
 	if (dropped)
+	{
 		idem_held_note_settled(&key, NULL);
+		if (found.row.token != 0)
+			idem_commit_lease(&key);
+	}
 	PG_RETURN_BOOL(dropped);
 }

@@ -14,6 +14,7 @@
  *					for all who are connected.
  *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
  *					fold_claimed() resets it, under slot->mutex.
+ *	slot->claims	atomics, each a counter of its own.
  *	slot->cleanup	slot->mutex, a spinlock.  Its marks, worker_pid and runs
  *					are written by the database's worker alone.
  *
@@ -119,9 +120,23 @@ typedef struct CleanupStats
 	uint64		runs;
 } CleanupStats;
 
+/* Counters that the claim path adds to */
+typedef enum ClaimCounter
+{
+	/* one for each outcome first, in the order of IdemOutcome */
+	COUNT_WAITS = IDEM_OUTCOME_COUNT,
+	COUNT_WAIT_US,
+	COUNT_RECLAIMS,
+	COUNT_LOST_LEASES,
+	COUNT_HEALED
+} ClaimCounter;
+
+#define CLAIM_COUNTERS (COUNT_HEALED + 1)
+
 typedef struct DatabaseSlot
 {
 	Oid			database;		/* InvalidOid: free */
+	pg_atomic_uint64 claims[CLAIM_COUNTERS];
 	pg_atomic_uint64 claimed;	/* earliest expiry of what was claimed since
 								 * the latest batch began; DT_NOEND: nothing */
 	slock_t		mutex;
@@ -141,6 +156,9 @@ typedef struct PendingStats
 	struct PendingStats *upper;
 	int			nest_level;
 	TimestampTz claimed;		/* earliest expiry; DT_NOEND: no claim */
+	int64		nclaimed;
+	int64		nreclaimed;
+	int64		nhealed;
 	CleanupCounters *cleanup;	/* NULL: no batch */
 	IdemCleanupBatch last_batch;
 } PendingStats;
@@ -158,6 +176,7 @@ static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 PG_FUNCTION_INFO_V1(idem_stat_cleanup_counters);
+PG_FUNCTION_INFO_V1(idem_stat_claims_counters);
 PG_FUNCTION_INFO_V1(idem_stat_metrics);
 PG_FUNCTION_INFO_V1(idem_stat_reset);
 
@@ -189,6 +208,8 @@ shmem_startup(void)
 		for (int i = 0; i < DATABASES_MAX; i++)
 		{
 			pg_atomic_init_u64(&shared->slots[i].claimed, (uint64) DT_NOEND);
+			for (int j = 0; j < CLAIM_COUNTERS; j++)
+				pg_atomic_init_u64(&shared->slots[i].claims[j], 0);
 			SpinLockInit(&shared->slots[i].mutex);
 		}
 	}
@@ -214,11 +235,19 @@ find_slot(Oid database)
 	return NULL;
 }
 
+static void
+reset_claims(DatabaseSlot *slot)
+{
+	for (int i = 0; i < CLAIM_COUNTERS; i++)
+		pg_atomic_write_u64(&slot->claims[i], 0);
+}
+
 /* Caller holds shared->lock exclusively; nobody else uses the slot. */
 static void
 init_slot(DatabaseSlot *slot, Oid database)
 {
 	memset(&slot->cleanup, 0, sizeof(CleanupStats));
+	reset_claims(slot);
 	slot->cleanup.oldest = DT_NOEND;
 	slot->cleanup.marks.low_water = DT_NOBEGIN;
 	slot->cleanup.marks.high_water = DT_NOBEGIN;
@@ -401,8 +430,51 @@ idem_stats_count_claim(TimestampTz expires_at)
 	if (shared == NULL)
 		return;
 	entry = current_pending();
+	entry->nclaimed++;
 	if (expires_at < entry->claimed)
 		entry->claimed = expires_at;
+}
+
+static void
+add_to_counter(int counter, uint64 n)
+{
+	DatabaseSlot *slot = get_own_slot(true);
+
+	if (slot != NULL && n > 0)
+		pg_atomic_fetch_add_u64(&slot->claims[counter], n);
+}
+
+void
+idem_stats_count_outcome(IdemOutcome outcome)
+{
+	add_to_counter(outcome, 1);
+}
+
+void
+idem_stats_count_wait(int64 waited_us)
+{
+	add_to_counter(COUNT_WAITS, 1);
+	add_to_counter(COUNT_WAIT_US, waited_us);
+}
+
+void
+idem_stats_count_lost_lease(void)
+{
+	add_to_counter(COUNT_LOST_LEASES, 1);
+}
+
+void
+idem_stats_count_reclaim(void)
+{
+	if (shared != NULL)
+		current_pending()->nreclaimed++;
+}
+
+void
+idem_stats_count_healed(void)
+{
+	if (shared != NULL)
+		current_pending()->nhealed++;
 }
 
 void
@@ -442,6 +514,9 @@ merge_into_upper(PendingStats *entry)
 	}
 
 	upper->claimed = Min(upper->claimed, entry->claimed);
+	upper->nclaimed += entry->nclaimed;
+	upper->nreclaimed += entry->nreclaimed;
+	upper->nhealed += entry->nhealed;
 	if (entry->cleanup != NULL)
 	{
 		upper->last_batch = entry->last_batch;
@@ -463,6 +538,9 @@ publish_pending(const PendingStats *entry, bool prepared)
 
 	if (slot == NULL)
 		return;
+	add_to_counter(IDEM_CLAIMED, entry->nclaimed);
+	add_to_counter(COUNT_RECLAIMS, entry->nreclaimed);
+	add_to_counter(COUNT_HEALED, entry->nhealed);
 	if (entry->claimed != DT_NOEND)
 		lower_claimed(slot, entry->claimed);
 	if (entry->cleanup == NULL)
@@ -753,7 +831,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 	enum
 	{
 		ROWS_DELETED, BATCHES, LAST_SECONDS, TOTAL_SECONDS, MAX_SECONDS,
-		OLDEST_EXPIRED_AGE, BACKLOG, LAST_RUN, ERRORS, LAST_ERROR,
+		OLDEST_EXPIRED_AGE, BACKLOG, ROWS_UNKNOWN, LAST_RUN, ERRORS, LAST_ERROR,
 		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, COLUMNS
 	};
 	CleanupStats stats;
@@ -777,6 +855,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 		values[OLDEST_EXPIRED_AGE] = make_age(oldest_expired_age_us(&stats));
 		nulls[OLDEST_EXPIRED_AGE] = (stats.oldest == DT_NOEND);
 		values[BACKLOG] = BoolGetDatum(stats.backlog);
+		values[ROWS_UNKNOWN] = Int64GetDatum(stats.marks.rows_unknown);
 		set_time_or_null(&values[LAST_RUN], &nulls[LAST_RUN],
 						 stats.counters.last_run);
 		values[ERRORS] = Int64GetDatum(stats.errors);
@@ -792,24 +871,58 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 													  values, nulls)));
 }
 
-/* As a scraper expects it, all samples of a metric have one type and help. */
+/* idem_stat_claims_counters(): the row of the view idem_stat_claims */
+Datum
+idem_stat_claims_counters(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		WAITS = IDEM_OUTCOME_COUNT, WAIT_SECONDS, RECLAIMS, LOST_LEASES, HEALED,
+		STATS_RESET, COLUMNS
+	};
+	CleanupStats stats;
+	TupleDesc	desc;
+	Datum		values[COLUMNS] = {0};
+	bool		nulls[COLUMNS];
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
+		desc->natts != COLUMNS)
+		elog(ERROR, "return type must be a row type of %d columns", COLUMNS);
+
+	memset(nulls, true, sizeof(nulls));
+	if (read_own_stats(&stats))
+	{
+		memset(nulls, false, sizeof(nulls));
+		for (int i = 0; i < STATS_RESET; i++)
+			values[i] = Int64GetDatum((int64)
+									  pg_atomic_read_u64(&own_slot->claims[i]));
+		values[WAIT_SECONDS] =
+			Float8GetDatum(pg_atomic_read_u64(&own_slot->claims[COUNT_WAIT_US]) / 1e6);
+		set_time_or_null(&values[STATS_RESET], &nulls[STATS_RESET],
+						 stats.reset_at);
+	}
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, nulls)));
+}
+
+/* A metric, as a scraper expects it: its samples have the same type and help. */
 typedef struct Metric
 {
 	const char *type;
 	const char *help;
 } Metric;
 
-/* le is the label of a histogram's bucket, or NULL. */
+/* key and value of a further label, or NULL */
 static Datum
-make_labels(const char *database, const char *le)
+make_labels(const char *database, const char *key, const char *value)
 {
 	StringInfoData json;
 
 	initStringInfo(&json);
 	appendStringInfoString(&json, "{\"database\": ");
 	escape_json(&json, database);
-	if (le != NULL)
-		appendStringInfo(&json, ", \"le\": \"%s\"", le);
+	if (key != NULL)
+		appendStringInfo(&json, ", \"%s\": \"%s\"", key, value);
 	appendStringInfoChar(&json, '}');
 	return DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data));
 }
@@ -837,7 +950,7 @@ put_durations(ReturnSetInfo *result, const char *database,
 	static const Metric durations = {
 		"histogram", "Duration of a batch of the cleanup, its commit included."
 	};
-	Datum		labels = make_labels(database, NULL);
+	Datum		labels = make_labels(database, NULL, NULL);
 	int64		cumulated = 0;
 
 	for (int i = 0; i < BUCKETS; i++)
@@ -845,7 +958,7 @@ put_durations(ReturnSetInfo *result, const char *database,
 		cumulated += counters->buckets[i];
 		put_sample(result, &durations,
 				   "idempotency_cleanup_batch_duration_seconds_bucket",
-				   make_labels(database, bucket_labels[i]), cumulated);
+				   make_labels(database, "le", bucket_labels[i]), cumulated);
 	}
 	put_sample(result, &durations,
 			   "idempotency_cleanup_batch_duration_seconds_sum", labels,
@@ -853,6 +966,45 @@ put_durations(ReturnSetInfo *result, const char *database,
 	put_sample(result, &durations,
 			   "idempotency_cleanup_batch_duration_seconds_count", labels,
 			   counters->batches);
+}
+
+static void
+put_claims(ReturnSetInfo *result, const char *database)
+{
+	static const Metric claims = {
+		"counter", "Answers of claim calls, by outcome."
+	};
+	static const Metric waits = {
+		"summary", "Time that claim calls waited for another holder."
+	};
+	static const Metric reclaims = {
+		"counter", "Requests that were taken over: a lease that lapsed, or a failed one."
+	};
+	static const Metric lost = {
+		"counter", "Calls with the token of a lease that is not held any more."
+	};
+	static const Metric healed = {
+		"counter", "Leases that were settled by somebody who found the work done."
+	};
+	uint64		counts[CLAIM_COUNTERS];
+	Datum		labels = make_labels(database, NULL, NULL);
+
+	for (int i = 0; i < CLAIM_COUNTERS; i++)
+		counts[i] = pg_atomic_read_u64(&own_slot->claims[i]);
+	for (int i = 0; i < IDEM_OUTCOME_COUNT; i++)
+		put_sample(result, &claims, "idempotency_claims_total",
+				   make_labels(database, "outcome", idem_outcome_label(i)),
+				   counts[i]);
+	put_sample(result, &waits, "idempotency_wait_seconds_sum", labels,
+			   counts[COUNT_WAIT_US] / 1e6);
+	put_sample(result, &waits, "idempotency_wait_seconds_count", labels,
+			   counts[COUNT_WAITS]);
+	put_sample(result, &reclaims, "idempotency_reclaims_total", labels,
+			   counts[COUNT_RECLAIMS]);
+	put_sample(result, &lost, "idempotency_lost_leases_total", labels,
+			   counts[COUNT_LOST_LEASES]);
+	put_sample(result, &healed, "idempotency_healed_total", labels,
+			   counts[COUNT_HEALED]);
 }
 
 /* idem_stat_metrics(): the rows of the view idem_metrics */
@@ -868,6 +1020,9 @@ idem_stat_metrics(PG_FUNCTION_ARGS)
 	static const Metric backlog = {
 		"gauge", "1 if the latest batch of the cleanup left expired claims behind."
 	};
+	static const Metric unknown = {
+		"gauge", "Expired claims whose lease lapsed unsettled, kept until somebody finds out."
+	};
 	static const Metric age = {
 		"gauge", "How long the oldest expired claim that is still there has been expired."
 	};
@@ -880,7 +1035,7 @@ idem_stat_metrics(PG_FUNCTION_ARGS)
 	if (!read_own_stats(&stats))
 		PG_RETURN_VOID();
 	database = get_database_name(MyDatabaseId);
-	labels = make_labels(database, NULL);
+	labels = make_labels(database, NULL, NULL);
 
 	put_sample(result, &rows, "idempotency_cleanup_rows_total", labels,
 			   stats.counters.rows_deleted);
@@ -889,8 +1044,11 @@ idem_stat_metrics(PG_FUNCTION_ARGS)
 			   stats.errors);
 	put_sample(result, &backlog, "idempotency_cleanup_backlog", labels,
 			   stats.backlog);
+	put_sample(result, &unknown, "idempotency_unknown_claims", labels,
+			   stats.marks.rows_unknown);
 	put_sample(result, &age, "idempotency_oldest_expired_age_seconds", labels,
 			   oldest_expired_age_us(&stats) / 1e6);
+	put_claims(result, database);
 	PG_RETURN_VOID();
 }
 
@@ -909,5 +1067,6 @@ idem_stat_reset(PG_FUNCTION_ARGS)
 	own_slot->cleanup.last_error_at = NEVER;
 	own_slot->cleanup.reset_at = now;
 	SpinLockRelease(&own_slot->mutex);
+	reset_claims(own_slot);
 	PG_RETURN_VOID();
 }

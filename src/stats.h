@@ -7,6 +7,8 @@
 
 #include "datatype/timestamp.h"
 
+#include "catalog.h"
+
 struct IdemCleanupBatch;
 
 /* Asks for shared memory.  While shared_preload_libraries are loaded only. */
@@ -14,6 +16,17 @@ extern void idem_stats_init(void);
 
 /* Registers the transaction callbacks. */
 extern void idem_stats_init_backend(void);
+
+/*
+ * Answers of claim calls and what they waited, counted at once: raising one
+ * aborts the transaction.  What a transaction achieved (claims, reclaims, healed
+ * leases) is counted when it commits.
+ */
+extern void idem_stats_count_outcome(IdemOutcome outcome);
+extern void idem_stats_count_wait(int64 waited_us);
+extern void idem_stats_count_lost_lease(void);
+extern void idem_stats_count_reclaim(void);
+extern void idem_stats_count_healed(void);
 
 /* This transaction claimed a key that is remembered until expires_at.  Cheap:
  * called on the hot path.  Published when the transaction commits. */
@@ -40,6 +53,7 @@ typedef struct IdemCleanupMarks
 								 * it was walked at least once */
 	TimestampTz rescan_after;	/* no walk behind the low-water mark until
 								 * then */
+	int64		rows_unknown;	/* kept for good, as of the latest such walk */
 	TimestampTz full_scan_at;	/* latest walk from the very start */
 } IdemCleanupMarks;
 

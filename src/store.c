@@ -23,43 +23,52 @@
  * first.  No decision rests on the probe alone.
  *
  * Locks, in this order: RowExclusiveLock on the table, then on its indexes,
- * until the transaction ends, like any DML; the speculative lock only between 2
- * and 6, in which nothing waits for another transaction (but for an index that
+ * until the transaction ends, like any DML; for a lease, the lock of the key, from
+ * before the probe to after the write; the speculative lock only between 2 and 6, in which nothing waits for another transaction (but for an index that
  * a user made unique).  No row lock is taken that an insert, update or delete
  * does not take itself.  Updates and deletes never wait: on TM_BeingModified
  * and the like the caller probes again.
  *
- * What the executor would have done is done by idem_store_open(): it checks that
- * the transaction may write, and refuses a table that was given triggers, rules,
- * row security, constraints or columns, which a direct insert would pass by.
- * Indexes that a user added are maintained.
+ * What the executor would have done is done by check_writable(), which refuses a
+ * transaction that may not write, and by open_store(), which refuses a table that was given triggers, rules, row security, constraints or columns: a
+ * direct insert would pass them by.  Indexes that a user added are maintained.
  *
  * Opening relations, indexes and a scan costs as much as a probe, so they are
  * kept open from the first claim of a transaction to its end (the_store).  They
- * belong to the transaction's own resource owner and memory, not to the
- * subtransaction that happens to claim first, and are released
+ * belong to the transaction's own resource owner and memory, not to the portal or
+ * the subtransaction that happens to claim first, and are released
  *
  *	- before the transaction commits or is prepared; an abort releases them by
  *	  itself;
+ *	- when a subtransaction aborts, which may have created what is open;
  *	- before any utility command, which could be DDL of the table, and would be
  *	  refused while its own session has the table open;
- *	- at the next use after an invalidation of the table or of an index of it;
- *	- at the next use after an error in the middle of one (in_use is still set).
- *	  The buffer pins of that one are gone with its subtransaction, so its scan
- *	  is dropped rather than ended.
+ *	- at the next use after an invalidation of the table or of an index of it.
+ *
+ * Each function below takes the store with use_store() and gives it back with
+ * done_with_store(); in between nothing waits for a holder.  An error in between
+ * leaves in_use set until the subtransaction has aborted.  The buffer pins of the
+ * scan then belong to that, so the scan is dropped rather than ended.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_am_d.h"
+#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
+#include "commands/sequence.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/procarray.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -102,10 +111,10 @@ static const AttrNumber key_columns[] = {
 
 #define KEY_COLUMNS lengthof(key_columns)
 
-struct IdemStore
+typedef struct Store
 {
 	MemoryContext context;		/* holds all of this */
-	bool		in_use;			/* between open and close */
+	bool		in_use;
 	Relation	claims;
 	Relation	key_index;
 	TupleTableSlot *slot;
@@ -118,15 +127,15 @@ struct IdemStore
 	EState	   *estate;
 	ResultRelInfo *target;
 	List	   *arbiters;		/* the primary key */
-};
+} Store;
 
-static IdemStore *the_store = NULL;
+static Store *the_store = NULL;
 static bool the_store_is_stale = false;
 static ProcessUtility_hook_type next_process_utility = NULL;
 
 struct IdemExpiryScan
 {
-	IdemStore  *store;
+	Store	   *store;
 	Relation	index;
 	Snapshot	snapshot;
 	IndexScanDesc scan;
@@ -148,16 +157,18 @@ static void
 check_layout(Relation claims)
 {
 	TupleDesc	desc = RelationGetDescr(claims);
+	Oid			state_type = idem_catalog()->state_type;
 	bool		same = claims->rd_rel->relkind == RELKIND_RELATION &&
 		claims->rd_rel->relam == HEAP_TABLE_AM_OID &&
+		claims->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT &&
 		desc->natts == Natts_claims;
 
 	for (int i = 0; same && i < Natts_claims; i++)
 	{
-		Oid			type = TupleDescAttr(desc, i)->atttypid;
+		Oid			type = claims_column_types[i];
 
-		same = OidIsValid(claims_column_types[i]) ?
-			type == claims_column_types[i] : OidIsValid(type);
+		same = TupleDescAttr(desc, i)->atttypid ==
+			(OidIsValid(type) ? type : state_type);
 	}
 	if (!same)
 		refuse_table(claims, "another layout than the extension gave it",
@@ -217,7 +228,8 @@ open_key_index(Relation claims, LOCKMODE lockmode)
 		index->rd_index->indnkeyatts == KEY_COLUMNS;
 
 	for (int i = 0; same && i < KEY_COLUMNS; i++)
-		same = index->rd_index->indkey.values[i] == key_columns[i];
+		same = index->rd_index->indkey.values[i] == key_columns[i] &&
+			index->rd_indcollation[i] == C_COLLATION_OID;
 	if (!same)
 		refuse_table(claims, "another primary key than the extension gave it",
 					 "Restore PRIMARY KEY (request_id, user_id, scope): it is what prevents a second execution.");
@@ -225,7 +237,7 @@ open_key_index(Relation claims, LOCKMODE lockmode)
 }
 
 static void
-check_may_write(const char *command)
+check_writable(const char *command)
 {
 	if (XactReadOnly)
 		ereport(ERROR,
@@ -238,8 +250,11 @@ check_may_write(const char *command)
 	PreventCommandDuringRecovery(command);
 }
 
-/* Takes the references and locks for the transaction, not for the caller. */
-static IdemStore *
+/*
+ * Opens and checks on the account of the caller, whom an error cleans up after;
+ * what passed is then referenced on the account of the transaction.
+ */
+static Store *
 open_store(void)
 {
 	MemoryContext context = AllocSetContextCreate(TopTransactionContext,
@@ -247,34 +262,27 @@ open_store(void)
 												  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(context);
 	ResourceOwner owner = CurrentResourceOwner;
-	IdemStore  *store = palloc0(sizeof(IdemStore));
+	Store	   *store = palloc0(sizeof(Store));
+	TupleDesc	desc;
 
 	store->context = context;
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	PG_TRY();
-	{
-		store->claims = open_claims(RowExclusiveLock);
-		check_direct_writes(store->claims);
-		store->key_index = open_key_index(store->claims, RowExclusiveLock);
-		InitDirtySnapshot(store->dirty);
-		store->scan = idem_index_beginscan(store->claims, store->key_index,
-										   &store->dirty, KEY_COLUMNS);
-	}
-	PG_CATCH();
-	{
-		/* A savepoint may survive this error, and the references with it. */
-		if (store->key_index != NULL)
-			index_close(store->key_index, NoLock);
-		if (store->claims != NULL)
-			table_close(store->claims, NoLock);
-		CurrentResourceOwner = owner;
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	store->claims = open_claims(RowExclusiveLock);
+	check_direct_writes(store->claims);
+	store->key_index = open_key_index(store->claims, RowExclusiveLock);
+	InitDirtySnapshot(store->dirty);
 	/* A copy of the descriptor has no reference count to give back. */
-	store->slot = MakeSingleTupleTableSlot(CreateTupleDescCopy(RelationGetDescr(store->claims)),
+	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
+	store->slot = MakeSingleTupleTableSlot(desc,
 										   table_slot_callbacks(store->claims));
+
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	RelationIncrementReferenceCount(store->claims);
+	RelationIncrementReferenceCount(store->key_index);
+	store->scan = idem_index_beginscan(store->claims, store->key_index,
+									   &store->dirty, KEY_COLUMNS);
 	CurrentResourceOwner = owner;
+	index_close(store->key_index, NoLock);
+	table_close(store->claims, NoLock);
 	MemoryContextSwitchTo(caller);
 	return store;
 }
@@ -282,13 +290,18 @@ open_store(void)
 static void
 release_store(void)
 {
-	IdemStore  *store = the_store;
+	Store	   *store = the_store;
 	ResourceOwner owner = CurrentResourceOwner;
 
 	the_store = NULL;
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	if (store->target != NULL)
+	{
+		/* Pins that an index kept are gone, like those of the scan. */
+		for (int i = 0; store->in_use && i < store->target->ri_NumIndices; i++)
+			store->target->ri_IndexRelationInfo[i]->ii_AmCache = NULL;
 		ExecCloseIndices(store->target);
+	}
 	if (store->in_use)
 		RelationDecrementReferenceCount(store->scan->indexRelation);
 	else
@@ -301,11 +314,15 @@ release_store(void)
 	CurrentResourceOwner = owner;
 }
 
-IdemStore *
-idem_store_open(const char *command)
+static Store *
+use_store(void)
 {
-	check_may_write(command);
-	if (the_store != NULL && (the_store->in_use || the_store_is_stale))
+	if (the_store != NULL && the_store->in_use)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("claims cannot be made while a claim is being stored"),
+				 errhint("Do not call functions of idem from an index on idem_claims.")));
+	if (the_store != NULL && the_store_is_stale)
 		release_store();
 	if (the_store == NULL)
 	{
@@ -317,11 +334,18 @@ idem_store_open(const char *command)
 	return the_store;
 }
 
-void
-idem_store_close(IdemStore *store)
+static void
+done_with_store(Store *store)
 {
 	Assert(store == the_store && store->in_use);
 	store->in_use = false;
+}
+
+void
+idem_store_open(const char *command)
+{
+	check_writable(command);
+	done_with_store(use_store());
 }
 
 /* Nothing that can fail, and no catalog access: it only marks. */
@@ -345,6 +369,8 @@ end_transaction(XactEvent event, void *arg)
 			if (the_store != NULL)
 				release_store();
 			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
 			the_store = NULL;
 			break;
@@ -354,15 +380,23 @@ end_transaction(XactEvent event, void *arg)
 }
 
 static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL)
+		release_store();
+}
+
+static void
 release_before_utility(PlannedStmt *statement, const char *query,
 					   bool read_only_tree, ProcessUtilityContext context,
 					   ParamListInfo params, QueryEnvironment *environment,
 					   DestReceiver *dest, QueryCompletion *completion)
 {
 	/*
-	 * Not if it is in use: the command comes from inside of that use (from a
-	 * function in a user's index, say), or after an error in one.  And not for
-	 * SAVEPOINT and its like, which are frequent and leave the table alone.
+	 * Not if it is in use: the command comes from inside of that use, from a
+	 * function in a user's index, say.  And not for SAVEPOINT and its like, which
+	 * are frequent and leave the table alone.
 	 */
 	if (the_store != NULL && !the_store->in_use &&
 		!IsA(statement->utilityStmt, TransactionStmt))
@@ -379,6 +413,7 @@ void
 idem_store_init(void)
 {
 	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
 	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
 	next_process_utility = ProcessUtility_hook;
 	ProcessUtility_hook = release_before_utility;
@@ -458,12 +493,12 @@ raise_not_serializable(void)
 }
 
 static IdemProbe
-classify(IdemStore *store, IdemFound *found)
+classify(Store *store, IdemFound *found, bool *visible)
 {
 	TransactionId xmin;
 	bool		isnull;
 
-	found->visible = true;
+	*visible = true;
 	if (TransactionIdIsValid(store->dirty.xmin))
 	{
 		found->xid = store->dirty.xmin;
@@ -481,21 +516,26 @@ classify(IdemStore *store, IdemFound *found)
 												 &isnull));
 	found->ours = TransactionIdIsCurrentTransactionId(xmin);
 	if (!found->ours && IsolationUsesXactSnapshot())
-		found->visible = table_tuple_satisfies_snapshot(store->claims,
-														store->slot,
-														GetTransactionSnapshot());
+		*visible = table_tuple_satisfies_snapshot(store->claims, store->slot,
+												  GetTransactionSnapshot());
 	found->tid = store->slot->tts_tid;
 	read_row(store->slot, &found->row);
 	return IDEM_PROBE_PRESENT;
 }
 
-IdemProbe
-idem_store_probe(IdemStore *store, const IdemKey *key, IdemFound *found)
+/*
+ * One look.  speculative: the token of an inserter that has not made sure of its
+ * key yet, and may be about to lose it; 0: none.
+ */
+static IdemProbe
+probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative)
 {
+	Store	   *store = use_store();
 	ScanKeyData keys[KEY_COLUMNS];
 	IdemProbe	probe = IDEM_PROBE_ABSENT;
 	MemoryContext caller;
 	bool		any;
+	bool		visible = true;
 
 	/* What the scan allocates lives as long as the scan. */
 	caller = MemoryContextSwitchTo(store->context);
@@ -504,20 +544,64 @@ idem_store_probe(IdemStore *store, const IdemKey *key, IdemFound *found)
 	any = index_getnext_slot(store->scan, ForwardScanDirection, store->slot);
 	MemoryContextSwitchTo(caller);
 
+	*speculative = any ? store->dirty.speculativeToken : 0;
 	if (any)
 	{
-		probe = classify(store, found);
+		probe = classify(store, found, &visible);
 		/* Gives back the scan's pins, as the next line does the slot's. */
-		index_rescan(store->scan, NULL, 0, NULL, 0);
+		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
 	}
 	ExecClearTuple(store->slot);
+	done_with_store(store);
 
-	if (probe == IDEM_PROBE_PRESENT && !found->visible)
-	{
-		idem_store_close(store);
+	if (!visible)
 		raise_not_serializable();
+	return probe;
+}
+
+IdemProbe
+idem_store_probe(const IdemKey *key, IdemFound *found)
+{
+	uint32		speculative;
+	IdemProbe	probe;
+
+	/*
+	 * Wait for the inserter to make sure, which is a matter of one index entry.
+	 * Its transaction is the wrong thing to wait for: if it loses the key, it
+	 * goes on without it.
+	 */
+	while ((probe = probe_once(key, found, &speculative)) ==
+		   IDEM_PROBE_INSERTING && speculative != 0)
+	{
+		CHECK_FOR_INTERRUPTS();
+		SpeculativeInsertionWait(found->xid, speculative);
 	}
 	return probe;
+}
+
+bool
+idem_store_is_absent(const IdemKey *key)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IdemRow		row;
+	bool		found = idem_store_fetch(key, snapshot, &row);
+
+	UnregisterSnapshot(snapshot);
+	return !found;
+}
+
+bool
+idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
+{
+	TimestampTz now;
+
+	if (!policy->expired_reclaim)
+		return false;
+	now = GetCurrentTimestamp();
+	if (row->state == IDEM_STATE_IN_PROGRESS &&
+		(row->lease_until > now || policy->lapsed_unknown))
+		return false;
+	return row->expires_at <= now;
 }
 
 bool
@@ -545,24 +629,49 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 
 /* ----- writing ----- */
 
+/* Takes the locks on the account of the caller: they can be waited for in vain. */
 static void
-open_indexes(IdemStore *store)
+lock_indexes(Store *store)
+{
+	ListCell   *cell;
+
+	foreach(cell, RelationGetIndexList(store->claims))
+		LockRelationOid(lfirst_oid(cell), RowExclusiveLock);
+}
+
+static void
+open_indexes(Store *store)
 {
 	ResourceOwner owner = CurrentResourceOwner;
 	MemoryContext caller;
+	ResultRelInfo *target;
 
 	if (store->target != NULL)
 		return;
+	lock_indexes(store);
+
 	caller = MemoryContextSwitchTo(store->context);
-	CurrentResourceOwner = TopTransactionResourceOwner;
 	store->estate = CreateExecutorState();
-	/* Range table index 0: there is no range table, and no rights to check. */
-	store->target = makeNode(ResultRelInfo);
-	InitResultRelInfo(store->target, store->claims, 0, NULL, 0);
-	ExecOpenIndices(store->target, false);
 	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
+	target = makeNode(ResultRelInfo);
+	/* Range table index 0: there is no range table, and no rights to check. */
+	InitResultRelInfo(target, store->claims, 0, NULL, 0);
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	ExecOpenIndices(target, false);
 	CurrentResourceOwner = owner;
+	store->target = target;
 	MemoryContextSwitchTo(caller);
+}
+
+/* conflict: NULL for an update */
+static void
+insert_index_entries(Store *store, bool *conflict, bool only_summarizing)
+{
+	idem_insert_index_tuples(store->target, store->slot, store->estate,
+							 conflict == NULL, conflict, store->arbiters,
+							 only_summarizing);
+	idem_index_insert_cleanup(store->target);
+	ResetPerTupleExprContext(store->estate);
 }
 
 static void
@@ -604,8 +713,9 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
 }
 
 bool
-idem_store_insert(IdemStore *store, const IdemKey *key, const IdemRow *row)
+idem_store_insert(const IdemKey *key, const IdemRow *row)
 {
+	Store	   *store = use_store();
 	TransactionId xid = GetCurrentTransactionId();
 	bool		conflict = false;
 	uint32		token;
@@ -616,13 +726,13 @@ idem_store_insert(IdemStore *store, const IdemKey *key, const IdemRow *row)
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(store->claims, store->slot,
 								   GetCurrentCommandId(true), 0, NULL, token);
-	idem_insert_index_tuples(store->target, store->slot, store->estate, false,
-							 &conflict, store->arbiters, false);
+	insert_index_entries(store, &conflict, false);
 	table_tuple_complete_speculative(store->claims, store->slot, token,
 									 !conflict);
 	SpeculativeInsertionLockRelease(xid);
 
 	ExecClearTuple(store->slot);
+	done_with_store(store);
 	if (!conflict)
 		CommandCounterIncrement();
 	return !conflict;
@@ -651,66 +761,192 @@ row_was_free(TM_Result result)
 	}
 }
 
-bool
-idem_store_update(IdemStore *store, const IdemKey *key, ItemPointer tid,
-				  const IdemRow *row)
+static TM_Result
+update_row(Store *store, const IdemKey *key, ItemPointer tid,
+		   const IdemRow *row, bool wait, IdemUpdateIndexes *update_indexes)
 {
 	TM_FailureData failure;
 	LockTupleMode lockmode;
-	IdemUpdateIndexes update_indexes;
-	TM_Result	result;
 
-	CheckCmdReplicaIdentity(store->claims, CMD_UPDATE);
-	open_indexes(store);
 	fill_slot(store->slot, key, row);
-	result = table_tuple_update(store->claims, tid, store->slot,
-								GetCurrentCommandId(true), GetActiveSnapshot(),
-								InvalidSnapshot, false, &failure, &lockmode,
-								&update_indexes);
-	if (!row_was_free(result))
-	{
-		ExecClearTuple(store->slot);
-		return false;
-	}
-	if (IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
-		idem_insert_index_tuples(store->target, store->slot, store->estate,
-								 true, NULL, NIL,
-								 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
-	ExecClearTuple(store->slot);
-	CommandCounterIncrement();
-	return true;
+	return table_tuple_update(store->claims, tid, store->slot,
+							  GetCurrentCommandId(true), GetActiveSnapshot(),
+							  InvalidSnapshot, wait, &failure, &lockmode,
+							  update_indexes);
 }
 
 static TM_Result
-delete_row(IdemStore *store, ItemPointer tid)
+delete_row(Store *store, ItemPointer tid, bool wait)
 {
 	TM_FailureData failure;
 
-	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
 	return table_tuple_delete(store->claims, tid, GetCurrentCommandId(true),
-							  GetActiveSnapshot(), InvalidSnapshot, false,
+							  GetActiveSnapshot(), InvalidSnapshot, wait,
 							  &failure, false);
 }
 
-bool
-idem_store_delete(IdemStore *store, ItemPointer tid)
+static TM_Result
+lock_row(Store *store, ItemPointer tid, LockTupleMode mode,
+		 LockWaitPolicy policy)
 {
-	if (!row_was_free(delete_row(store, tid)))
-		return false;
-	CommandCounterIncrement();
-	return true;
+	TM_FailureData failure;
+	TM_Result	result = table_tuple_lock(store->claims, tid,
+										  GetActiveSnapshot(), store->slot,
+										  GetCurrentCommandId(true), mode,
+										  policy, 0, &failure);
+
+	ExecClearTuple(store->slot);
+	return result;
+}
+
+/*
+ * A write that does not wait is refused by any lock of the row, also by one of
+ * this transaction (SELECT FOR UPDATE, idem_fence()).  Whoever can lock the row
+ * without waiting can then write it with waiting, which has nothing to wait for.
+ */
+static bool
+can_write_after_all(Store *store, ItemPointer tid, TM_Result result)
+{
+	return result == TM_BeingModified &&
+		lock_row(store, tid, LockTupleExclusive, LockWaitSkip) == TM_Ok;
+}
+
+bool
+idem_store_update(const IdemKey *key, ItemPointer tid, const IdemRow *row)
+{
+	Store	   *store = use_store();
+	IdemUpdateIndexes update_indexes;
+	TM_Result	result;
+	bool		updated;
+
+	CheckCmdReplicaIdentity(store->claims, CMD_UPDATE);
+	open_indexes(store);
+	result = update_row(store, key, tid, row, false, &update_indexes);
+	if (can_write_after_all(store, tid, result))
+		result = update_row(store, key, tid, row, true, &update_indexes);
+	updated = row_was_free(result);
+	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
+		insert_index_entries(store, NULL,
+							 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
+	ExecClearTuple(store->slot);
+	done_with_store(store);
+	if (updated)
+		CommandCounterIncrement();
+	return updated;
+}
+
+bool
+idem_store_delete(ItemPointer tid)
+{
+	Store	   *store = use_store();
+	TM_Result	result;
+	bool		deleted;
+
+	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
+	result = delete_row(store, tid, false);
+	if (can_write_after_all(store, tid, result))
+		result = delete_row(store, tid, true);
+	deleted = row_was_free(result);
+	done_with_store(store);
+	if (deleted)
+		CommandCounterIncrement();
+	return deleted;
+}
+
+/* Second number of the advisory lock tag's name space; SQL's are 1 and 2. */
+#define KEY_LOCK_CLASS 3
+
+static LOCKTAG
+key_lock_tag(const IdemKey *key)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, idem_catalog()->claims,
+						 idem_key_hash(key), KEY_LOCK_CLASS);
+	return tag;
 }
 
 void
-idem_store_wait_for_row_lock(IdemStore *store, ItemPointer tid)
+idem_store_lock_key(const IdemKey *key)
 {
-	TM_FailureData failure;
+	LOCKTAG		tag = key_lock_tag(key);
 
-	/* Whatever it ends in, the caller probes again. */
-	table_tuple_lock(store->claims, tid, GetActiveSnapshot(), store->slot,
-					 GetCurrentCommandId(true), LockTupleExclusive,
-					 LockWaitBlock, 0, &failure);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+void
+idem_store_unlock_key(const IdemKey *key)
+{
+	LOCKTAG		tag = key_lock_tag(key);
+
+	LockRelease(&tag, ExclusiveLock, false);
+}
+
+int64
+idem_store_draw_token(void)
+{
+	return nextval_internal(idem_catalog()->tokens, false);
+}
+
+bool
+idem_store_lock_row(ItemPointer tid)
+{
+	Store	   *store = use_store();
+	bool		locked = row_was_free(lock_row(store, tid,
+											   LockTupleNoKeyExclusive,
+											   LockWaitSkip));
+
+	done_with_store(store);
+	return locked;
+}
+
+/* Of several lockers, one that still runs */
+static TransactionId
+running_member(MultiXactId multi)
+{
+	MultiXactMember *members;
+	int			nmembers = GetMultiXactIdMembers(multi, &members, false, false);
+
+	for (int i = 0; i < nmembers; i++)
+		if (!TransactionIdIsCurrentTransactionId(members[i].xid) &&
+			TransactionIdIsInProgress(members[i].xid))
+			return members[i].xid;
+	return InvalidTransactionId;
+}
+
+TransactionId
+idem_store_row_locker(ItemPointer tid)
+{
+	Store	   *store = use_store();
+	TransactionId locker = InvalidTransactionId;
+
+	if (table_tuple_fetch_row_version(store->claims, tid, SnapshotAny,
+									  store->slot))
+	{
+		bool		should_free;
+		HeapTupleHeader header =
+			ExecFetchSlotHeapTuple(store->slot, false, &should_free)->t_data;
+		TransactionId xmax;
+		uint16		infomask;
+
+		LockBuffer(((BufferHeapTupleTableSlot *) store->slot)->buffer,
+				   BUFFER_LOCK_SHARE);
+		xmax = HeapTupleHeaderGetRawXmax(header);
+		infomask = header->t_infomask;
+		LockBuffer(((BufferHeapTupleTableSlot *) store->slot)->buffer,
+				   BUFFER_LOCK_UNLOCK);
+
+		if ((infomask & HEAP_XMAX_INVALID) != 0)
+			locker = InvalidTransactionId;
+		else if ((infomask & HEAP_XMAX_IS_MULTI) != 0)
+			locker = running_member(xmax);
+		else if (!TransactionIdIsCurrentTransactionId(xmax) &&
+				 TransactionIdIsInProgress(xmax))
+			locker = xmax;
+	}
 	ExecClearTuple(store->slot);
+	done_with_store(store);
+	return locker;
 }
 
 /* ----- rows by expiry ----- */
@@ -740,7 +976,9 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	ScanKeyData key;
 	int			nkeys = (from == DT_NOBEGIN) ? 0 : 1;
 
-	scan->store = idem_store_open("idem_cleanup()");
+	idem_store_open("idem_cleanup()");
+	scan->store = use_store();
+	CheckCmdReplicaIdentity(scan->store->claims, CMD_DELETE);
 	scan->index = open_expiry_index(scan->store->claims);
 	/* Not the active one: it still shows what this statement deleted before. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -753,15 +991,22 @@ idem_store_expiry_scan_begin(TimestampTz from)
 }
 
 bool
-idem_store_expiry_scan_next(IdemExpiryScan *scan, TimestampTz *expires_at)
+idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 {
 	TupleTableSlot *slot = scan->store->slot;
-	bool		isnull;
 
 	if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
 		return false;
-	*expires_at = DatumGetTimestampTz(slot_getattr(slot, Anum_claims_expires_at,
-												   &isnull));
+	slot_getsomeattrs(slot, Anum_claims_state);
+	row->expires_at = time_or_none(slot, Anum_claims_expires_at);
+	row->state =
+		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
+	if (row->state == IDEM_STATE_IN_PROGRESS)
+	{
+		slot_getsomeattrs(slot, Anum_claims_scope);
+		row->lease_until = time_or_none(slot, Anum_claims_lease_until);
+		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
+	}
 	return true;
 }
 
@@ -773,7 +1018,8 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, TimestampTz *expires_at)
 bool
 idem_store_expiry_scan_delete(IdemExpiryScan *scan)
 {
-	return row_was_free(delete_row(scan->store, &scan->store->slot->tts_tid));
+	return row_was_free(delete_row(scan->store, &scan->store->slot->tts_tid,
+								   false));
 }
 
 void
@@ -783,7 +1029,7 @@ idem_store_expiry_scan_end(IdemExpiryScan *scan)
 	index_endscan(scan->scan);
 	UnregisterSnapshot(scan->snapshot);
 	index_close(scan->index, NoLock);
-	idem_store_close(scan->store);
+	done_with_store(scan->store);
 	CommandCounterIncrement();
 	pfree(scan);
 }

@@ -12,6 +12,7 @@
 
 #include "catalog.h"
 #include "key.h"
+#include "policy.h"
 
 /* A claim as it is stored, without its key.  NULL and IDEM_NO_TIME: none. */
 typedef struct IdemRow
@@ -26,6 +27,11 @@ typedef struct IdemRow
 } IdemRow;
 
 #define IDEM_NO_TIME DT_NOBEGIN
+
+/* An expired row of a scope with expired = reclaim; but not one that nobody
+ * settled, if its lease lives or its policy wants it settled. */
+extern bool idem_row_counts_as_absent(const IdemPolicy *policy,
+									  const IdemRow *row);
 
 /* What a look at a key found */
 typedef enum IdemProbe
@@ -43,49 +49,66 @@ typedef struct IdemFound
 	IdemRow		row;			/* palloc'd in the caller's context */
 	ItemPointerData tid;
 	bool		ours;			/* written by this transaction */
-	bool		visible;		/* for store.c */
 
 	/* in flight */
 	TransactionId xid;			/* who inserts, updates or deletes */
 } IdemFound;
 
-typedef struct IdemStore IdemStore;
-
 /* Once a backend */
 extern void idem_store_init(void);
 
 /*
- * Opens the table for writing, command names the SQL function for the errors:
- * 25006 in a read-only or parallel transaction or on a standby, 0A000 where the
- * table was given what a direct insert would pass by.  Takes RowExclusiveLock
- * until the transaction ends.  One at a time: close it before the next open.
+ * To be called first by every SQL function that writes, which command names for
+ * the error: 25006 in a read-only or parallel transaction or on a standby.  Takes
+ * RowExclusiveLock on the table until the transaction ends.
+ *
+ * It and the functions below raise 0A000 where the table was given what a direct
+ * insert would pass by.
  */
-extern IdemStore *idem_store_open(const char *command);
-extern void idem_store_close(IdemStore *store);
+extern void idem_store_open(const char *command);
 
 /*
  * What the table says of the key right now, whatever this transaction's
  * snapshot says.  Raises 40001 where a snapshot of the whole transaction cannot
  * see the row that decides.  Takes no lock.  ABSENT is a strong hint, not the
- * truth: a row that is being updated can be missed, so act on it by an insert
- * only, which cannot.
+ * truth: a row that is being updated can be missed.  An insert would find it;
+ * before anything else is made of it, ask idem_store_is_absent().
  */
-extern IdemProbe idem_store_probe(IdemStore *store, const IdemKey *key,
+extern IdemProbe idem_store_probe(const IdemKey *key,
 								  IdemFound *found);
+
+extern bool idem_store_is_absent(const IdemKey *key);
 
 /*
  * The next three say false, and have written nothing, when another transaction
  * was there first: probe again.  What they wrote is visible to the next command
  * of this transaction, as after an SQL statement.
  */
-extern bool idem_store_insert(IdemStore *store, const IdemKey *key,
+extern bool idem_store_insert(const IdemKey *key,
 							  const IdemRow *row);
-extern bool idem_store_update(IdemStore *store, const IdemKey *key,
+extern bool idem_store_update(const IdemKey *key,
 							  ItemPointer tid, const IdemRow *row);
-extern bool idem_store_delete(IdemStore *store, ItemPointer tid);
+extern bool idem_store_delete(ItemPointer tid);
 
-/* Waits until nobody else has the row locked, without keeping a lock. */
-extern void idem_store_wait_for_row_lock(IdemStore *store, ItemPointer tid);
+/*
+ * Locks a key for the short time in which a lease looks, draws its token and
+ * writes its row: so tokens grow from holder to holder also where a row was
+ * deleted in between.  Never wait for another transaction while it is held, and
+ * draw anew after every wait.
+ */
+extern void idem_store_lock_key(const IdemKey *key);
+extern void idem_store_unlock_key(const IdemKey *key);
+extern int64 idem_store_draw_token(void);
+
+/*
+ * Locks the row until the transaction ends, without waiting: nobody can change
+ * or delete it.  False: another transaction has it or changed it.
+ */
+extern bool idem_store_lock_row(ItemPointer tid);
+
+/* A running transaction that has locked or changed the row, but this one;
+ * InvalidTransactionId: there is none now */
+extern TransactionId idem_store_row_locker(ItemPointer tid);
 
 /* The claim as the snapshot sees it; read-only, also on a standby. */
 extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot,
@@ -97,9 +120,17 @@ extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot,
  */
 typedef struct IdemExpiryScan IdemExpiryScan;
 
+typedef struct IdemExpiring
+{
+	TimestampTz expires_at;
+	IdemState	state;
+	TimestampTz lease_until;	/* in progress only */
+	const text *scope;			/* in progress only; valid until the next row */
+} IdemExpiring;
+
 extern IdemExpiryScan *idem_store_expiry_scan_begin(TimestampTz from);
 extern bool idem_store_expiry_scan_next(IdemExpiryScan *scan,
-										TimestampTz *expires_at);
+										IdemExpiring *row);
 
 /* Deletes the current row without waiting.  False: another transaction has
  * locked or changed it. */

@@ -10,9 +10,16 @@
  *
  * The deadline is lock_timeout, set for the one wait inside an internal
  * subtransaction, which is the only safe place to catch the error that it
- * raises.  The subtransaction is always rolled back: nothing in it is to stay,
- * neither the setting nor a row lock.  That is dear, but only a call that waits
- * pays for it.
+ * raises.  The subtransaction is always rolled back, the setting with it.  That is
+ * dear, but only a call that waits pays for it.
+ *
+ * The holder of a lease may be no transaction at all.  Its waiters sleep on one of
+ * the condition variables in shared memory, by the hash of the key, which a
+ * transaction that settled a key of that hash broadcasts after its commit.  That
+ * is a wake-up, never the truth: a waiter looks at the row again, and does so at
+ * the lease's end and at least once a second anyway.  So a lost wake-up (a crash, a
+ * prepared transaction, a commit on another server) costs a second and nothing
+ * else.  Without preload the waiters look again after pauses that double.
  */
 #include "postgres.h"
 
@@ -22,11 +29,17 @@
 #include "access/transam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "nodes/bitmapset.h"
+#include "pgstat.h"
 #include "portability/instr_time.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
+#include "storage/shmem.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -38,17 +51,27 @@
 #include "sqlstate.h"
 #include "wait.h"
 
-/* Something that blocks, and raises 55P03 after lock_timeout */
-typedef void (*BlockingCall) (void *arg);
+/* Keys of one hash share a condition variable: they wake each other for nothing. */
+#define LEASE_CHANNELS 128
 
-typedef struct RowLockWait
-{
-	IdemStore  *store;
-	ItemPointer tid;
-} RowLockWait;
+/* Longest time between two looks at a lease */
+#define LEASE_LOOK_MS 1000
 
-static int64
-monotonic_us(void)
+/* The same without preload, first and longest */
+#define LEASE_PAUSE_MIN_MS 1
+#define LEASE_PAUSE_MAX_MS 100
+
+static ConditionVariable *lease_channels = NULL;	/* NULL: not preloaded */
+static uint32 lease_wait_event = 0;
+
+/* Channels to broadcast when this transaction commits */
+static Bitmapset *wake_channels = NULL;
+
+static shmem_request_hook_type next_shmem_request = NULL;
+static shmem_startup_hook_type next_shmem_startup = NULL;
+
+int64
+idem_monotonic_us(void)
 {
 	instr_time	now;
 
@@ -56,21 +79,29 @@ monotonic_us(void)
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
+static IdemDeadline
+deadline_after_us(int64 wait_us)
+{
+	IdemDeadline deadline = {.wait_us = wait_us, .at_us = IDEM_FOREVER};
+	int64		now_us = idem_monotonic_us();
+
+	if (wait_us < IDEM_FOREVER - now_us)
+		deadline.at_us = now_us + wait_us;
+	return deadline;
+}
+
 IdemDeadline
 idem_deadline_after(int wait_ms)
 {
-	IdemDeadline deadline = {
-		.wait_us = wait_ms < 0 ? IDEM_FOREVER : (int64) wait_ms * 1000
-	};
-
-	return deadline;
+	return deadline_after_us(wait_ms < 0 ? IDEM_FOREVER :
+							 (int64) wait_ms * 1000);
 }
 
 IdemDeadline
 idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 {
-	IdemDeadline deadline = {0};
 	Interval   *wait;
+	int64		wait_us;
 
 	if (PG_ARGISNULL(arg))
 		return idem_deadline_after(idem_wait);
@@ -82,38 +113,41 @@ idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("wait must not have months"),
 				 errhint("Fix the client: give it in days, hours or shorter units. To wait until cancelled, set idem.wait to -1 and leave wait out.")));
-	deadline.wait_us = idem_interval_us(wait);
-	if (deadline.wait_us < 0)
+	wait_us = idem_interval_us(wait);
+	if (wait_us < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("wait must not be negative"),
 				 errhint("Fix the client: '0' does not wait at all.")));
-	return deadline;
+	return deadline_after_us(wait_us);
 }
 
 /* Milliseconds that are left, at least 0; INT_MAX: as long as it takes. */
 static int
-remaining_ms(IdemDeadline *deadline)
+remaining_ms(const IdemDeadline *deadline)
 {
-	int64		now_us = monotonic_us();
 	int64		left_us;
 
-	if (deadline->wait_us >= IDEM_FOREVER - now_us)
+	if (deadline->at_us == IDEM_FOREVER)
 		return INT_MAX;
-	if (deadline->at_us == 0)
-		deadline->at_us = now_us + deadline->wait_us;
-	left_us = Max(deadline->at_us - now_us, 0);
+	left_us = Max(deadline->at_us - idem_monotonic_us(), 0);
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/*
- * Runs the call in a subtransaction with lock_timeout = timeout_ms (0: none), and
- * rolls the subtransaction back.  If the timeout is the deadline's, false says
- * that it ended the call; a caller's own is raised.
- */
+/* xid's lock is held for as long as it runs, and not after. */
+static void
+lock_transaction(TransactionId xid)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_TRANSACTION(tag, xid);
+	(void) LockAcquire(&tag, ShareLock, false, false);
+	LockRelease(&tag, ShareLock, false);
+}
+
+/* False: it took longer than timeout_ms. */
 static bool
-call_in_subtransaction(BlockingCall call, void *arg, int timeout_ms,
-					   bool is_deadline)
+lock_transaction_with_timeout(TransactionId xid, int timeout_ms)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -127,7 +161,7 @@ call_in_subtransaction(BlockingCall call, void *arg, int timeout_ms,
 	{
 		(void) set_config_option("lock_timeout", value, PGC_USERSET,
 								 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-		call(arg);
+		lock_transaction(xid);
 	}
 	PG_CATCH();
 	{
@@ -142,7 +176,7 @@ call_in_subtransaction(BlockingCall call, void *arg, int timeout_ms,
 
 	if (error == NULL)
 		return true;
-	if (!is_deadline || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
 		ReThrowError(error);
 	FreeErrorData(error);
 	return false;
@@ -154,13 +188,10 @@ describe_wait(void *arg)
 	errcontext("waiting for the holder of %s", idem_key_to_string(arg));
 }
 
-/*
- * Runs the call until the deadline.  False: it passed.  A call that changes the
- * database (takes a row lock) is undone.
- */
+/* False: the deadline passed. */
 static bool
-call_until(BlockingCall call, void *arg, bool undo, const IdemKey *key,
-		   IdemDeadline *deadline)
+lock_transaction_until(TransactionId xid, const IdemKey *key,
+					   const IdemDeadline *deadline)
 {
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
@@ -168,38 +199,23 @@ call_until(BlockingCall call, void *arg, bool undo, const IdemKey *key,
 		.arg = unconstify(IdemKey *, key)
 	};
 	int			left_ms = remaining_ms(deadline);
-	bool		callers_first = left_ms == INT_MAX ||
-		(LockTimeout > 0 && LockTimeout <= left_ms);
 	bool		ended = true;
 
 	if (left_ms == 0)
 		return false;
 
 	error_context_stack = &context;
-	if (!callers_first)
-		ended = call_in_subtransaction(call, arg, left_ms, true);
-	else if (undo)
-		ended = call_in_subtransaction(call, arg, LockTimeout, false);
+	/* No deadline of ours, or the caller's comes first, and is raised */
+	if (left_ms == INT_MAX || (LockTimeout > 0 && LockTimeout <= left_ms))
+		lock_transaction(xid);
 	else
-		call(arg);
+		ended = lock_transaction_with_timeout(xid, left_ms);
 	error_context_stack = context.previous;
 	return ended;
 }
 
-/* xid's lock is held for as long as it runs, and not after. */
-static void
-lock_transaction(void *arg)
-{
-	TransactionId xid = *(TransactionId *) arg;
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_TRANSACTION(tag, xid);
-	(void) LockAcquire(&tag, ShareLock, false, false);
-	LockRelease(&tag, ShareLock, false);
-}
-
 /*
- * XactLockTableWait() with a deadline that spans all of its steps: when a
+ * Like XactLockTableWait(), with a deadline that spans all of its steps: when a
  * subtransaction commits into its parent, its lock is gone and the wait goes on
  * for the parent.
  */
@@ -212,7 +228,9 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 
 	for (bool first = true;; first = false)
 	{
-		if (!call_until(lock_transaction, &xid, false, key, deadline))
+		TransactionId parent;
+
+		if (!lock_transaction_until(xid, key, deadline))
 			return false;
 		if (!TransactionIdIsInProgress(xid))
 			return true;
@@ -220,38 +238,162 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 		/*
 		 * Its lock is free and it still runs: either it is on its way to the
 		 * lock table or out of the running ones, which is a matter of
-		 * microseconds, or it became part of its parent.
+		 * microseconds, or it became part of its parent.  That is the next one
+		 * to wait for, and not the topmost: a savepoint further out can be
+		 * rolled back to.
 		 */
-		if (!first)
+		parent = SubTransGetParent(xid);
+		if (TransactionIdIsValid(parent))
+			xid = parent;
+		else if (!first)
 		{
 			CHECK_FOR_INTERRUPTS();
 			pg_usleep(1000L);
 		}
-		xid = SubTransGetTopmostTransaction(xid);
+	}
+}
+
+/* For a lock without a change, which a dirty snapshot does not show (SELECT FOR
+ * UPDATE, say) */
+bool
+idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
+					   IdemDeadline *deadline)
+{
+	TransactionId locker = idem_store_row_locker(tid);
+
+	return !TransactionIdIsValid(locker) ||
+		idem_wait_for_transaction(key, locker, deadline);
+}
+
+/* ----- leases ----- */
+
+static int
+lease_channel(const IdemKey *key)
+{
+	return idem_key_hash(key) % LEASE_CHANNELS;
+}
+
+/* Milliseconds to the lease's end, at least 1 */
+static int
+lease_left_ms(TimestampTz lease_until)
+{
+	int64		left_us = lease_until - GetCurrentTimestamp();
+
+	return (int) Min(LEASE_LOOK_MS, Max(left_us, 0) / 1000 + 1);
+}
+
+static void
+pause_for_lease(int timeout_ms, IdemDeadline *deadline)
+{
+	deadline->pause_ms = Min(Max(deadline->pause_ms * 2, LEASE_PAUSE_MIN_MS),
+							 LEASE_PAUSE_MAX_MS);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 Min(timeout_ms, deadline->pause_ms), lease_wait_event);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+bool
+idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
+					IdemDeadline *deadline)
+{
+	int			timeout_ms;
+
+	if (deadline->wait_us == 0)
+		return false;
+	timeout_ms = remaining_ms(deadline);
+	if (timeout_ms == 0)
+		return false;
+	timeout_ms = Min(timeout_ms, lease_left_ms(lease_until));
+	if (lease_wait_event == 0)
+		lease_wait_event = idem_wait_event("IdemLease");
+
+	/*
+	 * The first call only gets us into the queue and returns: what was settled
+	 * before that is seen by the look that follows, and wakes nobody.
+	 */
+	if (lease_channels != NULL)
+		(void) ConditionVariableTimedSleep(&lease_channels[lease_channel(key)],
+										   timeout_ms, lease_wait_event);
+	else
+		pause_for_lease(timeout_ms, deadline);
+	return true;
+}
+
+void
+idem_wait_end(void)
+{
+	ConditionVariableCancelSleep();
+}
+
+void
+idem_wake_at_commit(const IdemKey *key)
+{
+	MemoryContext caller;
+
+	if (lease_channels == NULL)
+		return;
+	caller = MemoryContextSwitchTo(TopTransactionContext);
+	wake_channels = bms_add_member(wake_channels, lease_channel(key));
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	int			channel = -1;
+
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			/* A savepoint may have been rolled back: then for nothing. */
+			while ((channel = bms_next_member(wake_channels, channel)) >= 0)
+				ConditionVariableBroadcast(&lease_channels[channel]);
+			wake_channels = NULL;
+			break;
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			wake_channels = NULL;
+			break;
+		default:
+			break;
 	}
 }
 
 static void
-lock_row(void *arg)
+request_shmem(void)
 {
-	RowLockWait *wait = arg;
-
-	idem_store_wait_for_row_lock(wait->store, wait->tid);
+	if (next_shmem_request != NULL)
+		next_shmem_request();
+	RequestAddinShmemSpace(LEASE_CHANNELS * sizeof(ConditionVariable));
 }
 
-/*
- * For a lock without a change, which a dirty snapshot does not show (SELECT FOR
- * UPDATE, say).  Taking the lock is how to wait for it; the subtransaction gives
- * it back.
- */
-bool
-idem_wait_for_row_lock(const IdemKey *key, IdemStore *store, ItemPointer tid,
-					   IdemDeadline *deadline)
+static void
+start_shmem(void)
 {
-	RowLockWait wait = {.store = store, .tid = tid};
+	bool		found;
 
-	return deadline->wait_us != 0 &&
-		call_until(lock_row, &wait, true, key, deadline);
+	if (next_shmem_startup != NULL)
+		next_shmem_startup();
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	lease_channels = ShmemInitStruct("idem leases",
+									 LEASE_CHANNELS * sizeof(ConditionVariable),
+									 &found);
+	for (int i = 0; !found && i < LEASE_CHANNELS; i++)
+		ConditionVariableInit(&lease_channels[i]);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+void
+idem_wait_init(bool preloaded)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	if (!preloaded)
+		return;
+	next_shmem_request = shmem_request_hook;
+	shmem_request_hook = request_shmem;
+	next_shmem_startup = shmem_startup_hook;
+	shmem_startup_hook = start_shmem;
 }
 
 IdemOutcome

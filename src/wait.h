@@ -10,16 +10,18 @@
 
 #include "store.h"
 
-/* A call's patience.  The clock is read when the first wait begins. */
+/* A call's patience */
 typedef struct IdemDeadline
 {
-	int64		wait_us;		/* 0: not at all; IDEM_FOREVER: until cancelled */
-	int64		at_us;			/* on the monotonic clock; 0: not begun */
+	int64		wait_us;		/* 0: not at all */
+	int64		at_us;			/* its end on the monotonic clock;
+								 * IDEM_FOREVER: until cancelled */
+	int			pause_ms;		/* of waiting for a lease without preload */
 } IdemDeadline;
 
 #define IDEM_FOREVER PG_INT64_MAX
 
-/* The argument of a call (an interval), or the setting idem.wait where it is
+/* From now on: the argument of a call (an interval), or the setting idem.wait where it is
  * NULL.  Raises ID400. */
 extern IdemDeadline idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg);
 extern IdemDeadline idem_deadline_after(int wait_ms);
@@ -33,9 +35,25 @@ extern IdemDeadline idem_deadline_after(int wait_ms);
  */
 extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 									  IdemDeadline *deadline);
-extern bool idem_wait_for_row_lock(const IdemKey *key, IdemStore *store,
-								   ItemPointer tid,
+extern bool idem_wait_for_row_lock(const IdemKey *key, 								   ItemPointer tid,
 								   IdemDeadline *deadline);
+
+/*
+ * Waits until the lease of the key may have ended: look again.  False: the
+ * deadline passed.  After the last wait of a call, whatever it ended in, call
+ * idem_wait_end().
+ */
+extern bool idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
+								IdemDeadline *deadline);
+extern void idem_wait_end(void);
+
+/* When this transaction commits, wakes who waits for a lease of the key. */
+extern void idem_wake_at_commit(const IdemKey *key);
+
+extern int64 idem_monotonic_us(void);
+
+/* Once a backend; with shared memory where the library is preloaded */
+extern void idem_wait_init(bool preloaded);
 
 /* The outcome of a call whose deadline passed: in_progress where it did not
  * want to wait, else timed_out */

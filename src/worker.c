@@ -638,6 +638,8 @@ typedef struct WorkerRun
 	bool		full_scan;		/* ordered, and not done yet */
 	IdemCleanupMarks marks;
 	TimestampTz oldest_expires_at;
+	bool		in_full_walk;	/* its first batch began at the very start */
+	int64		rows_unknown;	/* seen in it so far */
 } WorkerRun;
 
 typedef enum ExtensionStanding
@@ -702,6 +704,8 @@ advance_marks(WorkerRun *run, const IdemCleanupBatch *batch,
 	{
 		run->full_scan = false;
 		marks->full_scan_at = begun_at;
+		run->in_full_walk = true;
+		run->rows_unknown = 0;
 	}
 	if (batch->start < marks->high_water)
 	{
@@ -710,6 +714,12 @@ advance_marks(WorkerRun *run, const IdemCleanupBatch *batch,
 			(int64) (seconds * RESCAN_PAUSE_FACTOR * USECS_PER_SEC);
 
 		marks->rescan_after = Min(after, now + RESCAN_PAUSE_MAX);
+	}
+	run->rows_unknown += batch->rows_unknown;
+	if (run->in_full_walk && !batch->more)
+	{
+		marks->rows_unknown = run->rows_unknown;
+		run->in_full_walk = false;
 	}
 	marks->low_water = batch->next_start;
 	marks->high_water = Max(marks->high_water, batch->next_start);
