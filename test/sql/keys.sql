@@ -1,0 +1,139 @@
+-- Ids, scopes and fingerprints: what is taken, what is refused, what is equal.
+-- :SQLSTATE is that of the statement before.
+
+-- A NULL, empty or over-long id is an error in every function, never a NULL
+-- result.
+DO $$
+DECLARE
+	call text;
+	bad text;
+	hint text;
+BEGIN
+	FOREACH call IN ARRAY ARRAY['idem_claim(%s)', 'idem_try_claim(%s)', 'idem_result(%s)', 'idem_status(%s)',
+		'idem_lookup(%s)', 'idem_forget(%s)']
+	LOOP
+		FOREACH bad IN ARRAY ARRAY['NULL, ''r'', ''''', ''''', ''r'', ''''', '''u'', NULL, ''''', '''u'', '''', ''''',
+			'''u'', ''r'', NULL', 'repeat(''u'', 256), ''r'', ''''', '''u'', repeat(''r'', 256), ''''',
+			'''u'', ''r'', repeat(''s'', 256)']
+		LOOP
+			BEGIN
+				EXECUTE format('SELECT * FROM ' || call, bad);
+				RAISE WARNING '% with % is not refused', call, bad;
+			EXCEPTION WHEN OTHERS THEN
+				GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+				IF call = 'idem_claim(%s)' THEN
+					RAISE NOTICE '% % (%) %', bad, SQLSTATE, SQLERRM, hint;
+				ELSIF SQLSTATE <> 'ID400' THEN
+					RAISE WARNING '% with %: % %', call, bad, SQLSTATE, SQLERRM;
+				END IF;
+			END;
+		END LOOP;
+	END LOOP;
+END $$;
+-- Settling takes the ids in other places.
+SELECT idem_complete(NULL, 'r', '1');
+\echo :SQLSTATE
+SELECT idem_complete('u', '', '1');
+\echo :SQLSTATE
+SELECT idem_complete('u', 'r', '1', scope => NULL);
+\echo :SQLSTATE
+SELECT idem_fail('u', NULL, '1');
+\echo :SQLSTATE
+SELECT idem_fail('u', 'r', '1', scope => repeat('s', 256));
+\echo :SQLSTATE
+SELECT count(*) AS claimed FROM idem_claims;
+
+-- 255 bytes are not too long, in all three parts at once; only the last one
+-- differs.
+SELECT idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 255)),
+	idem_claim(repeat('u', 254) || 'x', repeat('r', 255), repeat('s', 255)),
+	idem_claim(repeat('u', 255), repeat('r', 254) || 'x', repeat('s', 255)),
+	idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 254) || 'x');
+SELECT idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 255)),
+	idem_status(repeat('u', 255), repeat('r', 255), repeat('s', 255));
+-- Bytes are counted, not characters.
+SELECT idem_claim('u', repeat('é', 127) || 'x');
+SELECT idem_claim('u', repeat('é', 128));
+\echo :SQLSTATE
+-- White space is an id.
+SELECT idem_claim(' ', ' ', ' '), idem_claim(' ', ' ', '  ');
+
+-- How a text is stored makes no difference.
+CREATE TABLE ids (id text);
+ALTER TABLE ids ALTER id SET STORAGE EXTERNAL;
+INSERT INTO ids VALUES ('short'), (repeat('long ', 50));
+SELECT idem_claim('stored', id) FROM ids;
+SELECT idem_claim('stored', 'short'), idem_claim('stored', repeat('long ', 50));
+DROP TABLE ids;
+
+-- Ids of other types are cast; a uuid has one spelling only.
+SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01'::uuid::text);
+SELECT idem_claim('u', '{0193a1f27d437c5e9a105f7c2e1b8a01}'::uuid::text);
+SELECT idem_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01');
+SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01') AS as_text_it_is_another;
+SELECT idem_claim(42::text, 7::text), idem_claim('42', '7');
+-- An uncast one is refused before anything is claimed.
+\set VERBOSITY sqlstate
+SELECT idem_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a02'::uuid);
+\set VERBOSITY default
+SELECT idem_status('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a02') IS NULL AS not_claimed;
+
+-- Fingerprints: equal jsonb, equal fingerprint
+SELECT a, b, idem_fingerprint(a::jsonb) = idem_fingerprint(b::jsonb) AS equal
+FROM (VALUES
+	('{"a": 1, "b": 2}', '{"b":2,   "a":1}'),
+	('{"a": 1}', '{"a": 2, "a": 1}'),
+	('1', '1.0'),
+	('1', '1.000'),
+	('100', '1e2'),
+	('0', '-0.0'),
+	('0.1', '1.0e-1'),
+	('[1, [2.50]]', '[1.0, [2.5]]'),
+	('"é"', '"\u00e9"'),
+	('"/"', '"\/"')) AS v (a, b);
+-- Others differ, each from each.
+WITH v AS (
+	SELECT j, row_number() OVER () AS n FROM unnest(ARRAY['null', 'true', 'false', '1', '10', '-1', '"1"', '""', '"null"', '[]', '{}', '[1]',
+		'[[]]', '[{}]', '[null]', '[1, 2]', '[2, 1]', '[12]', '["1", "2"]', '["1,2"]', '["1\",\"2"]', '{"a": 1}',
+		'{"a": "1"}', '{"a": [1]}', '{"a": {"b": 1}}', '{"a": {}, "b": 1}', '{"a": null}', '{"": 1}', '{"a:1": 1}',
+		'[[1], 2]', '[[1, 2]]', '[1, [2]]', '"a\nb"', '"a\\nb"', '0.1', '1e30', '1.0000000000000000001'
+	]) AS j)
+SELECT count(*) AS pairs, count(*) FILTER (WHERE idem_fingerprint(x.j::jsonb) = idem_fingerprint(y.j::jsonb)) AS equal
+FROM v AS x JOIN v AS y ON x.n < y.n;
+-- It is stored: what it is must never change.
+SELECT idem_fingerprint('{"b": [1.50, null, "x", true], "a": {}, "long key": "\"\n"}')
+	= sha256(convert_to('{"a":{},"b":[1.5,null,"x",true],"long key":"\"\n"}', 'UTF8')) AS as_documented;
+SELECT encode(idem_fingerprint('1'), 'hex');
+SELECT idem_fingerprint(NULL) IS NULL AS none;
+
+-- Compared where both sides have one
+SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"amount": 30.0, "to": 7}'));
+SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"to": 7, "amount": 30}'));
+SELECT idem_claim('u', 'with') AS the_caller_has_none;
+SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"to": 8, "amount": 30}'));
+\echo :SQLSTATE
+SELECT idem_claim('u', 'without');
+SELECT idem_claim('u', 'without', fingerprint => '\x01') AS the_stored_has_none;
+SELECT idem_claim('u', 'without', fingerprint => '\x02') AS and_got_none_by_that;
+-- Also within one transaction
+BEGIN;
+SELECT idem_claim('u', 'own', fingerprint => '\x01');
+SELECT outcome FROM idem_try_claim('u', 'own', fingerprint => '\x02');
+SELECT outcome FROM idem_try_claim('u', 'own', fingerprint => '\x01');
+COMMIT;
+-- A prefix is not equal, and every byte counts.
+SELECT idem_claim('u', 'bytes', fingerprint => '\x0001');
+SELECT outcome FROM (VALUES ('\x00'::bytea), ('\x000100'), ('\x0101'), ('\x0002'), ('\x0001')) AS v (f),
+	idem_try_claim('u', 'bytes', fingerprint => f);
+
+-- 1 to 64 bytes
+SELECT idem_claim('u', 'f0', fingerprint => '\x');
+\echo :SQLSTATE
+SELECT idem_claim('u', 'f1', fingerprint => '\x00');
+SELECT idem_claim('u', 'f64', fingerprint => convert_to(repeat('f', 64), 'UTF8'));
+SELECT idem_claim('u', 'f64', fingerprint => convert_to(repeat('f', 63) || 'x', 'UTF8'));
+\echo :SQLSTATE
+SELECT idem_claim('u', 'f65', fingerprint => convert_to(repeat('f', 65), 'UTF8'));
+\echo :SQLSTATE
+
+TRUNCATE idem_claims;

@@ -1,0 +1,405 @@
+-- A lease and its token: claim, extend, fence, settle, release, heal.  Nothing
+-- lapses here; takeover.sql does that.
+\set VERBOSITY sqlstate
+
+CREATE VIEW leased AS
+	SELECT request_id, state, result, progress, token IS NOT NULL AS has_token,
+		lease_until IS NOT NULL AS has_lease
+	FROM idem_claims WHERE user_id = 'lease' ORDER BY request_id;
+
+-- ----- claim -----
+
+SELECT outcome, result, progress, token > 0 AS has_token,
+	lease_until BETWEEN clock_timestamp() + interval '59 min' AND clock_timestamp() + interval '1 hour' AS in_an_hour,
+	expires_at >= lease_until AND date_trunc('second', expires_at) = expires_at AS remembered
+FROM idem_try_claim('lease', 'a', '', '\x01', NULL, '1 hour', '{"step": 1}');
+SELECT token AS a FROM idem_claims WHERE user_id = 'lease' AND request_id = 'a' \gset
+TABLE leased;
+
+-- Whoever comes is told what there is, but not the token.
+SELECT outcome, result, progress, token, expires_at IS NOT NULL AS remembered, lease_until > clock_timestamp() AS live
+FROM idem_try_claim('lease', 'a', wait => '0');
+SELECT outcome, token FROM idem_try_claim('lease', 'a', wait => '0', lease => '1 hour', progress => '"other"');
+SELECT outcome, progress, token FROM idem_try_claim('lease', 'a', wait => '5 ms');
+SELECT outcome FROM idem_try_claim('lease', 'a', '', '\x02', '0');
+SELECT idem_claim('lease', 'a', wait => '0');
+SELECT idem_claim('lease', 'a', wait => '5 ms');
+SELECT idem_claim('lease', 'a', '', '\x02');
+SELECT idem_status('lease', 'a'), idem_result('lease', 'a');
+SELECT state, fingerprint, result, progress, lease_until > clock_timestamp() AS live FROM idem_lookup('lease', 'a');
+-- An element of a batch has no progress.
+SELECT * FROM idem_claim_many('{lease}', '{a}', wait => '0');
+
+-- The lease can be longer than the ttl: the row is there until its end at least.
+SELECT expires_at >= lease_until AS remembered, lease_until > clock_timestamp() + interval '99 days' AS long
+FROM idem_try_claim('lease', 'long', lease => '100 days');
+
+-- ----- arguments -----
+
+SELECT idem_try_claim('lease', 'x', lease => '0');
+SELECT idem_try_claim('lease', 'x', lease => '-1 s');
+SELECT idem_try_claim('lease', 'x', lease => '1 day -24 hours');
+SELECT idem_try_claim('lease', 'x', lease => '1 month');
+SELECT idem_try_claim('lease', 'x', lease => '-1 month 40 days');
+SELECT idem_try_claim('lease', 'x', lease => '36500 days 1 us');
+SELECT idem_try_claim('lease', 'x', lease => '2147483647 days 2562047788 hours');
+SELECT idem_try_claim('lease', 'x', lease => '1 min', wait => '-1 us');
+SELECT idem_try_claim('lease', 'x', lease => '1 min', wait => '1 month');
+SELECT idem_try_claim('lease', 'x', progress => '1');
+SELECT idem_try_claim('lease', NULL, lease => '1 min');
+SELECT idem_try_claim('', 'x', lease => '1 min');
+SELECT idem_try_claim('lease', 'x', NULL, lease => '1 min');
+SELECT idem_try_claim('lease', 'x', '', '\x', lease => '1 min');
+
+SELECT idem_extend('lease', 'a', NULL);
+SELECT idem_extend('lease', 'a', 0);
+SELECT idem_extend('lease', 'a', -1);
+SELECT idem_extend('lease', 'a', :a, '0');
+SELECT idem_extend('lease', 'a', :a, '-1 s');
+SELECT idem_extend('lease', 'a', :a, '1 month');
+SELECT idem_extend('lease', 'a', :a, '36500 days 1 us');
+SELECT idem_extend('lease', 'a', :a, scope => NULL);
+SELECT idem_release('lease', 'a', NULL);
+SELECT idem_release('lease', 'a', 0);
+SELECT idem_release('lease', NULL, :a);
+SELECT idem_fence('lease', 'a', NULL);
+SELECT idem_fence('lease', 'a', -9223372036854775808);
+SELECT idem_fence(NULL, 'a', :a);
+SELECT idem_complete('lease', 'a', '1', 0);
+SELECT idem_fail('lease', 'a', '1', -1);
+SELECT idem_heal('lease', '', '1');
+SELECT idem_heal('lease', 'a', '1', NULL);
+-- Without a token only the transaction that claimed it may settle.
+SELECT idem_complete('lease', 'a', '1', NULL);
+SELECT idem_fail('lease', 'a', '1');
+TABLE leased;
+
+-- ----- extend -----
+
+SELECT idem_extend('lease', 'a', :a, '2 hours') AS until \gset
+SELECT lease_until = :'until' AS stored, lease_until > clock_timestamp() + interval '119 min' AS two_hours, progress
+FROM idem_lookup('lease', 'a');
+-- It can be shortened; what was promised cannot.  NULL: the scope's lease.
+SELECT expires_at AS promised FROM idem_lookup('lease', 'a') \gset
+SELECT idem_extend('lease', 'a', :a, progress => '{"step": 2}') < clock_timestamp() + interval '31 s' AS short;
+SELECT expires_at = :'promised' AS kept, progress FROM idem_lookup('lease', 'a');
+SELECT idem_extend('lease', 'a', :a, '1 hour', 'null') IS NOT NULL AS extended;
+SELECT progress FROM idem_lookup('lease', 'a');
+SELECT idem_extend('lease', 'a', :a, '1 hour', '{"step": 3}') IS NOT NULL AS extended;
+SELECT outcome, progress FROM idem_try_claim('lease', 'a', wait => '0');
+
+-- ----- the tokens of others -----
+
+SELECT token AS b FROM idem_try_claim('lease', 'b', lease => '1 hour') \gset
+SELECT :b > :a AS grows;
+SELECT idem_extend('lease', 'a', :b);
+SELECT idem_release('lease', 'a', :b);
+SELECT idem_fence('lease', 'a', :b);
+SELECT idem_complete('lease', 'a', '1', :b);
+SELECT idem_fail('lease', 'a', '1', :b);
+SELECT idem_extend('lease', 'a', 9223372036854775807);
+-- The same ids in another scope are another key.
+SELECT idem_extend('lease', 'a', :a, scope => 'other');
+SELECT idem_complete('lease', 'a', '1', :a, 'other');
+SELECT idem_fence('lease', 'a', :a, 'other');
+TABLE leased;
+
+-- ----- complete -----
+
+SELECT idem_complete('lease', 'a', '{"paid": 1.0}', :a);
+SELECT idem_complete('lease', 'a', '{"paid": 1}', :a) AS identical;
+SELECT idem_complete('lease', 'a', '{"paid": 2}', :a);
+SELECT idem_complete('lease', 'a', NULL, :a);
+SELECT idem_fail('lease', 'a', '{"paid": 1}', :a);
+SELECT idem_extend('lease', 'a', :a);
+SELECT idem_fence('lease', 'a', :a);
+SELECT idem_release('lease', 'a', :a);
+SELECT idem_complete('lease', 'a', '{"paid": 1}', :b);
+SELECT idem_complete('lease', 'a', '{"paid": 1}');
+SELECT idem_heal('lease', 'a', '{"paid": 3}') AS healed;
+SELECT outcome, result, progress, token FROM idem_try_claim('lease', 'a');
+SELECT outcome, result FROM idem_try_claim('lease', 'a', lease => '1 hour');
+SELECT idem_claim('lease', 'a'), idem_status('lease', 'a'), idem_result('lease', 'a');
+-- A marker: NULL is no result, and differs from a JSON null.
+SELECT idem_complete('lease', 'b', NULL, :b);
+SELECT idem_complete('lease', 'b', NULL, :b) AS identical;
+SELECT idem_complete('lease', 'b', 'null', :b);
+TABLE leased;
+
+-- ----- fail -----
+
+SELECT token AS c FROM idem_try_claim('lease', 'c', lease => '1 hour') \gset
+SELECT idem_fail('lease', 'c', '"no money"', :c);
+SELECT idem_fail('lease', 'c', '"no money"', :c) AS identical;
+SELECT idem_fail('lease', 'c', '"no luck"', :c);
+SELECT idem_complete('lease', 'c', '"no money"', :c);
+SELECT idem_extend('lease', 'c', :c);
+SELECT idem_fence('lease', 'c', :c);
+SELECT idem_release('lease', 'c', :c);
+SELECT idem_heal('lease', 'c', '1');
+SELECT outcome, result, token FROM idem_try_claim('lease', 'c');
+SELECT idem_claim('lease', 'c');
+SELECT idem_status('lease', 'c'), idem_result('lease', 'c');
+
+-- ----- release -----
+
+SELECT token AS d FROM idem_try_claim('lease', 'd', '', '\x01', NULL, '1 hour', '"half done"') \gset
+SELECT idem_release('lease', 'd', :d);
+SELECT idem_release('lease', 'd', :d) AS again;
+SELECT idem_status('lease', 'd');
+-- Nothing is left of it: another fingerprint, no progress.
+SELECT outcome, progress, token > :d AS grows FROM idem_try_claim('lease', 'd', '', '\x02', NULL, '1 hour');
+SELECT token AS d2 FROM idem_claims WHERE user_id = 'lease' AND request_id = 'd' \gset
+SELECT idem_extend('lease', 'd', :d);
+SELECT idem_release('lease', 'd', :d);
+SELECT idem_fence('lease', 'd', :d);
+SELECT idem_complete('lease', 'd', '1', :d);
+SELECT idem_fail('lease', 'd', '1', :d);
+SELECT idem_release('lease', 'd', :d2);
+-- What is not there has no holder, but for a release, which is done.
+SELECT idem_extend('lease', 'd', :d2);
+SELECT idem_fence('lease', 'd', :d2);
+SELECT idem_complete('lease', 'd', '1', :d2);
+SELECT idem_fail('lease', 'd', '1', :d2);
+SELECT idem_heal('lease', 'd', '1');
+SELECT idem_claim('lease', 'd') AS transactional;
+SELECT idem_release('lease', 'd', :d2);
+SELECT idem_heal('lease', 'd', '1') AS healed;
+
+-- ----- heal -----
+
+SELECT token AS e FROM idem_try_claim('lease', 'e', lease => '1 hour') \gset
+SELECT idem_heal('lease', 'e', '"found"');
+SELECT idem_heal('lease', 'e', '"found"') AS again, idem_heal('lease', 'e', '"else"') AS other;
+SELECT * FROM leased WHERE request_id = 'e';
+-- Its holder learns that it is done, not that it lost anything; but cannot go on.
+SELECT idem_complete('lease', 'e', '"found"', :e) AS same, idem_complete('lease', 'e', '"mine"', :e) AS mine;
+SELECT idem_fail('lease', 'e', '"mine"', :e);
+SELECT idem_extend('lease', 'e', :e);
+SELECT idem_fence('lease', 'e', :e);
+SELECT idem_release('lease', 'e', :e);
+SELECT idem_complete('lease', 'e', '"found"', :d2);
+SELECT outcome, result FROM idem_try_claim('lease', 'e');
+-- Rolled back, it has not healed.
+SELECT token AS f FROM idem_try_claim('lease', 'f', lease => '1 hour') \gset
+BEGIN;
+SELECT idem_heal('lease', 'f', '1');
+ROLLBACK;
+SELECT idem_complete('lease', 'f', '2', :f);
+SELECT idem_result('lease', 'f');
+
+-- ----- the caps -----
+
+INSERT INTO idem_scopes (scope, result_max_bytes, lease) VALUES ('capped', 40, '2 hours');
+SELECT idem_try_claim('lease', 'g', 'capped', lease => '1 hour', progress => to_jsonb(repeat('x', 40)));
+SELECT token AS g FROM idem_try_claim('lease', 'g', 'capped', lease => '1 hour', progress => to_jsonb(repeat('x', 30))) \gset
+SELECT idem_extend('lease', 'g', :g, progress => to_jsonb(repeat('x', 40)), scope => 'capped');
+SELECT idem_complete('lease', 'g', to_jsonb(repeat('x', 40)), :g, 'capped');
+SELECT idem_fail('lease', 'g', to_jsonb(repeat('x', 40)), :g, 'capped');
+SELECT idem_heal('lease', 'g', to_jsonb(repeat('x', 40)), 'capped');
+SELECT state, length(progress #>> '{}') AS length, result FROM idem_lookup('lease', 'g', 'capped');
+SELECT idem_extend('lease', 'g', :g, scope => 'capped') > clock_timestamp() + interval '119 min' AS lease_of_the_scope;
+SELECT idem_complete('lease', 'g', to_jsonb(repeat('x', 30)), :g, 'capped');
+
+-- ----- in one transaction -----
+
+-- The short forms settle the lease that this transaction claimed.
+BEGIN;
+SELECT outcome FROM idem_try_claim('lease', 'h', lease => '1 hour');
+SELECT outcome, token FROM idem_try_claim('lease', 'h', lease => '1 hour') AS second;
+SELECT idem_status(), idem_result();
+SELECT idem_complete('"short"');
+SELECT idem_result();
+SAVEPOINT s;
+SELECT idem_complete('"short"');
+ROLLBACK TO s;
+SELECT outcome, result FROM idem_try_claim('lease', 'h', lease => '1 hour');
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'h';
+
+BEGIN;
+SELECT outcome FROM idem_try_claim('lease', 'i', lease => '1 hour');
+SELECT idem_fail('"short"');
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'i';
+
+-- Only what this transaction claimed: a lease of an earlier one needs its token.
+SELECT token AS j FROM idem_try_claim('lease', 'j', lease => '1 hour') \gset
+SELECT idem_complete('"short"');
+BEGIN;
+SELECT outcome FROM idem_try_claim('lease', 'k', lease => '1 hour');
+SELECT idem_fence('lease', 'j', :j);
+SELECT idem_complete('lease', 'j', '"by token"', :j);
+SELECT idem_complete('"short"');
+COMMIT;
+SELECT * FROM leased WHERE request_id IN ('j', 'k');
+
+-- Two of them: no guess.
+BEGIN;
+SELECT idem_claim('lease', 'l');
+SELECT outcome FROM idem_try_claim('lease', 'm', lease => '1 hour');
+SAVEPOINT s;
+SELECT idem_complete('"which"');
+ROLLBACK TO s;
+SELECT token AS m FROM idem_claims WHERE user_id = 'lease' AND request_id = 'm' \gset
+SELECT idem_complete('lease', 'm', '"m"', :m);
+SELECT idem_complete('"l"');
+COMMIT;
+SELECT * FROM leased WHERE request_id IN ('l', 'm');
+
+-- Released in the transaction that claimed it, and claimed anew
+BEGIN;
+SELECT token AS n FROM idem_try_claim('lease', 'n', lease => '1 hour') \gset
+SELECT idem_release('lease', 'n', :n);
+SAVEPOINT s;
+SELECT idem_complete('1');
+ROLLBACK TO s;
+SELECT outcome, token > :n AS grows FROM idem_try_claim('lease', 'n', lease => '1 hour');
+SELECT idem_release('lease', 'n', token) FROM idem_claims WHERE user_id = 'lease' AND request_id = 'n';
+SELECT idem_claim('lease', 'n');
+SELECT idem_complete('"transactional"');
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'n';
+
+-- ----- savepoints and rollback -----
+
+BEGIN;
+SELECT token AS o FROM idem_try_claim('lease', 'o', lease => '1 hour') \gset
+ROLLBACK;
+SELECT idem_status('lease', 'o');
+SELECT idem_extend('lease', 'o', :o);
+SELECT outcome, token > :o AS grows FROM idem_try_claim('lease', 'o', lease => '1 hour');
+
+BEGIN;
+SAVEPOINT s;
+SELECT token AS p FROM idem_try_claim('lease', 'p', lease => '1 hour') \gset
+ROLLBACK TO s;
+SELECT idem_extend('lease', 'p', :p);
+ROLLBACK TO s;
+SELECT outcome, token > :p AS grows FROM idem_try_claim('lease', 'p', lease => '1 hour');
+SAVEPOINT t;
+SELECT idem_complete('"rolled back"');
+ROLLBACK TO t;
+SELECT state FROM idem_lookup('lease', 'p');
+SELECT idem_complete('"kept"');
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'p';
+
+-- Settling is undone with its transaction; so are progress and release.
+SELECT token AS q FROM idem_try_claim('lease', 'q', lease => '1 hour', progress => '1') \gset
+BEGIN;
+SELECT idem_extend('lease', 'q', :q, '1 hour', '2') IS NOT NULL AS extended;
+SELECT idem_complete('lease', 'q', '"rolled back"', :q);
+ROLLBACK;
+BEGIN;
+SELECT idem_release('lease', 'q', :q);
+ROLLBACK;
+SELECT * FROM leased WHERE request_id = 'q';
+BEGIN;
+SAVEPOINT s;
+SELECT idem_fail('lease', 'q', '"rolled back"', :q);
+ROLLBACK TO s;
+SELECT idem_complete('lease', 'q', '"kept"', :q);
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'q';
+
+-- A fenced transaction may extend and settle its own lease.
+SELECT token AS r FROM idem_try_claim('lease', 'r', lease => '1 hour') \gset
+BEGIN;
+SELECT idem_fence('lease', 'r', :r);
+SELECT idem_fence('lease', 'r', :r) AS again;
+SAVEPOINT s;
+SELECT idem_fence('lease', 'r', :r);
+SELECT idem_extend('lease', 'r', :r, '1 hour', '1') IS NOT NULL AS extended;
+ROLLBACK TO s;
+SELECT idem_extend('lease', 'r', :r, '1 hour', '2') IS NOT NULL AS extended;
+SELECT idem_fence('lease', 'r', :r);
+SELECT idem_complete('lease', 'r', '"fenced"', :r);
+COMMIT;
+SELECT * FROM leased WHERE request_id = 'r';
+
+-- So is release, fail and heal of what this transaction has locked.
+SELECT token AS r FROM idem_try_claim('lease', 'r2', lease => '1 hour') \gset
+BEGIN;
+SELECT idem_fence('lease', 'r2', :r);
+SELECT idem_release('lease', 'r2', :r);
+SELECT idem_status('lease', 'r2');
+ROLLBACK;
+BEGIN;
+SELECT idem_fence('lease', 'r2', :r);
+SELECT idem_fail('lease', 'r2', '1', :r);
+ROLLBACK;
+BEGIN;
+SELECT FROM idem_claims WHERE user_id = 'lease' AND request_id = 'r2' FOR UPDATE;
+SELECT idem_heal('lease', 'r2', '1');
+ROLLBACK;
+BEGIN;
+SELECT idem_fence('lease', 'r2', :r);
+SELECT idem_forget('lease', 'r2');
+ROLLBACK;
+SELECT * FROM leased WHERE request_id = 'r2';
+
+-- ----- a lease where a transaction holds the key, and the other way round -----
+
+BEGIN;
+SELECT idem_claim('lease', 's');
+SELECT outcome, result, token FROM idem_try_claim('lease', 's', lease => '1 hour');
+SELECT idem_complete('1');
+SELECT outcome, result, token FROM idem_try_claim('lease', 's', lease => '1 hour');
+COMMIT;
+BEGIN;
+SELECT outcome FROM idem_try_claim('lease', 't', lease => '1 hour');
+-- Never waited for, as it is our own.
+SELECT outcome, result FROM idem_try_claim('lease', 't', wait => '1 hour');
+SAVEPOINT s;
+SELECT idem_claim('lease', 't', wait => '1 hour');
+ROLLBACK TO s;
+SELECT * FROM idem_claim_many('{lease,lease}', '{t,u}', wait => '1 hour');
+COMMIT;
+SELECT * FROM leased WHERE request_id IN ('s', 't', 'u');
+
+-- ----- read-only -----
+
+BEGIN READ ONLY;
+SELECT idem_try_claim('lease', 'v', lease => '1 hour');
+ROLLBACK;
+SELECT token AS w FROM idem_try_claim('lease', 'w', lease => '1 hour') \gset
+BEGIN READ ONLY;
+SELECT idem_extend('lease', 'w', :w);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_fence('lease', 'w', :w);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_release('lease', 'w', :w);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_complete('lease', 'w', '1', :w);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_heal('lease', 'w', '1');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_status('lease', 'w');
+ROLLBACK;
+
+-- ----- what the messages say -----
+
+\set VERBOSITY default
+SELECT idem_claim('lease', 'w', wait => '0');
+SELECT idem_try_claim('lease', 'x', lease => '0');
+SELECT idem_try_claim('lease', 'x', progress => '1');
+SELECT idem_extend('lease', 'w', NULL);
+SELECT idem_extend('lease', 'w', 0);
+SELECT idem_extend('lease', 'w', :a);
+SELECT idem_extend('lease', 'a', :a);
+SELECT idem_complete('lease', 'a', '"other"', :a);
+SELECT idem_complete('lease', 'w', '1');
+SELECT idem_heal('lease', 'c', '1');
+SELECT idem_heal('lease', 'x', '1');
+SELECT idem_extend('lease', 'g', :g, progress => to_jsonb(repeat('x', 40)), scope => 'capped');
+SELECT idem_try_claim('lease', 'x', 'capped', lease => '1 hour', progress => to_jsonb(repeat('x', 40)));
+
+DROP VIEW leased;
+DELETE FROM idem_scopes WHERE scope = 'capped';
+DELETE FROM idem_claims WHERE user_id = 'lease';

@@ -1,0 +1,343 @@
+-- idem_scopes: what it takes, and how its columns act.
+-- :SQLSTATE is that of the statement before.
+
+LOAD 'idem';
+-- A day of a ttl has 24 hours; keep changes of the clock out of the comparisons.
+SET timezone = 'UTC';
+
+-- ----- what it takes -----
+
+CREATE FUNCTION pg_temp.try(command text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	violated text;
+BEGIN
+	EXECUTE command;
+	RETURN 'ok';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS violated = CONSTRAINT_NAME;
+	RETURN SQLSTATE || ' ' || violated;
+END $$;
+
+SELECT c, v, pg_temp.try(format('INSERT INTO idem_scopes (scope, %I) VALUES (%L, %s)', c, c || v, v))
+FROM (VALUES
+	('ttl', '''1 microsecond'''), ('ttl', '''36500 days'''), ('ttl', '''36500 days 1 second'''), ('ttl', '''0'''), ('ttl', '''-1 day'''),
+	('ttl', '''1 month'''), ('ttl', '''1 year'''), ('ttl', '''1 month -1 day'''), ('ttl', '''12 months -300 days'''), ('ttl', 'NULL'),
+	('lease', '''30 s'''), ('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 month'''), ('lease', '''100000 days'''),
+	('failed', '''terminal'''), ('failed', '''retryable'''), ('failed', '''x'''), ('failed', 'NULL'), ('failed', '''Retryable'''),
+	('lapsed', '''reclaim'''), ('lapsed', '''unknown'''), ('lapsed', '''x'''), ('lapsed', 'NULL'),
+	('expired', '''protect'''), ('expired', '''reclaim'''), ('expired', '''x'''), ('expired', 'NULL'),
+	('key_time', '''any'''), ('key_time', '''x'''), ('key_time', 'NULL'), ('key_time', '''uuidv7'''),
+	('result_max_bytes', '1'), ('result_max_bytes', '0'), ('result_max_bytes', '-1'), ('result_max_bytes', 'NULL'),
+	('result_max_bytes', '267386880'), ('result_max_bytes', '267386881')) AS checks (c, v);
+SELECT pg_temp.try(format('INSERT INTO idem_scopes (scope) VALUES (%L)', s)) AS scope
+FROM unnest(ARRAY[repeat('s', 255), repeat('s', 256), repeat('é', 127), repeat('é', 128), NULL, '', '']) AS s;
+TRUNCATE idem_scopes;
+INSERT INTO idem_scopes (scope) VALUES ('defaults');
+SELECT ttl, lease, failed, lapsed, expired, key_time, result_max_bytes FROM idem_scopes;
+-- key_time = uuidv7 needs a ttl of its own.
+INSERT INTO idem_scopes (scope, key_time, ttl) VALUES ('v7', 'uuidv7', '1 hour');
+SELECT pg_temp.try($$UPDATE idem_scopes SET ttl = NULL WHERE scope = 'v7'$$);
+TRUNCATE idem_scopes;
+
+-- ----- ttl -----
+
+-- Whole seconds, never before the clock at the claim plus the ttl, and not much
+-- after it. For each claim of the transaction:
+CREATE VIEW pg_temp.promises AS
+SELECT request_id, scope, expires_at = date_trunc('second', expires_at) AS whole_second,
+	expires_at >= now() + coalesce(ttl, '1 hour') AND
+	expires_at < clock_timestamp() + coalesce(ttl, '1 hour') + interval '1 s' AS as_promised
+FROM idem_claims LEFT JOIN idem_scopes USING (scope)
+ORDER BY request_id, scope;
+
+BEGIN;
+INSERT INTO idem_scopes (scope, ttl) VALUES ('day', '1 day'), ('second', '1 s'), ('microsecond', '1 microsecond'),
+	('century', '36500 days'), ('of the setting', NULL);
+SELECT idem_claim('u', 'ttl', s)
+FROM unnest(ARRAY['', 'day', 'second', 'microsecond', 'century', 'of the setting', 'without a row']) AS s;
+TABLE pg_temp.promises;
+COMMIT;
+-- The setting
+SET idem.ttl = '10min';
+BEGIN;
+SELECT idem_claim('u', 'ttl set', ''), idem_claim('u', 'ttl set', 'day');
+SELECT scope, expires_at >= now() + interval '10 min' AND expires_at < clock_timestamp() + interval '10 min 1 s' AS by_the_setting
+FROM idem_claims WHERE request_id = 'ttl set' ORDER BY scope;
+COMMIT;
+RESET idem.ttl;
+-- What a claim call answers is what is stored.
+SELECT outcome, expires_at = (SELECT expires_at FROM idem_lookup('u', 'ttl', 'day')) AS same
+FROM idem_try_claim('u', 'ttl', 'day');
+
+-- A promise is never shortened: not by a change, not by settling, not by a retry.
+TRUNCATE idem_claims;
+UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'day';
+BEGIN;
+SELECT idem_claim('u', 'kept', 'day');
+SELECT expires_at AS promised FROM idem_claims WHERE request_id = 'kept' \gset
+UPDATE idem_scopes SET ttl = '1 s' WHERE scope = 'day';
+SELECT idem_claim('u', 'another', 'day');
+SELECT expires_at < clock_timestamp() + interval '2 s' AS by_the_new_ttl FROM idem_claims WHERE request_id = 'another';
+SELECT idem_fail('u', 'kept', '"no"', scope => 'day');
+SELECT expires_at = :'promised' AS kept FROM idem_claims WHERE request_id = 'kept';
+COMMIT;
+BEGIN;
+SELECT idem_claim('u', 'kept', 'day'), idem_complete('"retried"');
+COMMIT;
+SELECT idem_claim('u', 'kept', 'day');
+DELETE FROM idem_scopes WHERE scope = 'day';
+SELECT idem_claim('u', 'kept', 'day');
+SELECT expires_at = :'promised' AS kept, result FROM idem_claims WHERE request_id = 'kept';
+-- Settling prolongs it: remembered for a ttl from then on.
+BEGIN;
+SELECT idem_claim('u', 'prolonged');
+INSERT INTO idem_scopes (scope, ttl) VALUES ('', '7 days');
+SELECT idem_complete('u', 'prolonged', NULL);
+SELECT request_id, expires_at >= now() + interval '7 days' AS prolonged FROM idem_claims WHERE request_id = 'prolonged';
+-- An identical repeat does not.
+UPDATE idem_scopes SET ttl = '8 days' WHERE scope = '';
+SELECT idem_complete('u', 'prolonged', NULL);
+SELECT request_id, expires_at < now() + interval '8 days' AS not_again FROM idem_claims WHERE request_id = 'prolonged';
+ROLLBACK;
+-- A replay prolongs nothing.
+SELECT idem_claim('u', 'replayed', 'second');
+SELECT expires_at AS promised FROM idem_claims WHERE request_id = 'replayed' \gset
+UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'second';
+SELECT idem_claim('u', 'replayed', 'second');
+SELECT expires_at = :'promised' AS same FROM idem_claims WHERE request_id = 'replayed';
+
+-- ----- a change acts from the next claim on -----
+
+TRUNCATE idem_claims, idem_scopes;
+BEGIN;
+SELECT idem_claim('u', 'failed', 'change'), idem_fail('1');
+COMMIT;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+INSERT INTO idem_scopes (scope) VALUES ('change');
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+-- Also in the transaction that makes it, until it is rolled back
+BEGIN;
+UPDATE idem_scopes SET failed = 'retryable';
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+ROLLBACK;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+BEGIN;
+SAVEPOINT s;
+INSERT INTO idem_scopes (scope, failed) VALUES ('change', 'retryable') ON CONFLICT (scope) DO UPDATE SET failed = excluded.failed;
+ROLLBACK TO s;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+INSERT INTO idem_scopes (scope, failed) VALUES ('change', 'retryable') ON CONFLICT (scope) DO UPDATE SET failed = excluded.failed;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+ROLLBACK;
+UPDATE idem_scopes SET failed = 'retryable';
+BEGIN;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+ROLLBACK;
+DELETE FROM idem_scopes;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+COPY idem_scopes (scope, failed) FROM STDIN;
+change	retryable
+\.
+BEGIN;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+ROLLBACK;
+TRUNCATE idem_scopes;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+-- What a subscriber receives acts too.
+SET session_replication_role = replica;
+INSERT INTO idem_scopes (scope, failed) VALUES ('change', 'retryable');
+RESET session_replication_role;
+SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
+-- A scope's name is compared by bytes.
+SELECT idem_claim('u', 'failed', 'Change'), idem_fail('1');
+SELECT outcome FROM idem_try_claim('u', 'failed', 'Change');
+
+-- ----- expired -----
+
+TRUNCATE idem_claims, idem_scopes;
+INSERT INTO idem_scopes (scope, expired) VALUES ('protect', 'protect'), ('reclaim', 'reclaim');
+BEGIN;
+SELECT idem_claim('u', 'e', s, '\x01'), idem_complete('u', 'e', '"first"', scope => s) FROM unnest(ARRAY['protect', 'reclaim']) AS s;
+SELECT idem_claim('u', 'f', s, '\x01'), idem_fail('u', 'f', '"failed"', scope => s) FROM unnest(ARRAY['protect', 'reclaim']) AS s;
+COMMIT;
+SELECT idem_claim('u', 'e', 'reclaim') AS not_expired;
+UPDATE idem_claims SET expires_at = now() - interval '1 s';
+-- protect: it guards until it is removed. reclaim: it counts as absent, with
+-- its fingerprint, its result and its failure.
+SELECT outcome, result FROM idem_try_claim('u', 'e', 'protect', '\x01');
+SELECT outcome FROM idem_try_claim('u', 'e', 'protect', '\x02');
+SELECT outcome, result FROM idem_try_claim('u', 'f', 'protect', '\x01');
+SELECT idem_status('u', 'e', 'protect'), idem_result('u', 'e', 'protect');
+SELECT idem_status('u', 'e', 'reclaim'), idem_result('u', 'e', 'reclaim');
+SELECT state, result AS still_there FROM idem_lookup('u', 'e', 'reclaim');
+BEGIN;
+SELECT outcome, result, expires_at > clock_timestamp() + interval '59 min' AS remembered
+FROM idem_try_claim('u', 'e', 'reclaim', '\x02');
+SELECT outcome, result FROM idem_try_claim('u', 'e', 'reclaim', '\x02') AS second;
+SELECT idem_result() AS not_the_old_one, idem_complete('"second"');
+SELECT outcome, result FROM idem_try_claim('u', 'f', 'reclaim');
+ROLLBACK;
+SELECT state, result, fingerprint FROM idem_lookup('u', 'e', 'reclaim');
+BEGIN;
+SELECT outcome FROM idem_try_claim('u', 'e', 'reclaim', '\x02');
+SELECT idem_complete('"second"');
+COMMIT;
+SELECT outcome, result FROM idem_try_claim('u', 'e', 'reclaim', '\x02');
+SELECT outcome FROM idem_try_claim('u', 'e', 'reclaim', '\x01');
+SELECT idem_claim('u', 'f', 'reclaim');
+SELECT request_id, scope, state, result, fingerprint, expires_at > now() AS remembered FROM idem_claims ORDER BY 1, 2;
+-- Our own claim is never expired.
+INSERT INTO idem_scopes (scope, expired, ttl) VALUES ('at once', 'reclaim', '1 microsecond');
+BEGIN;
+SELECT idem_claim('u', 'own', 'at once');
+UPDATE idem_claims SET expires_at = now() - interval '1 s' WHERE request_id = 'own';
+SELECT idem_claim('u', 'own', 'at once');
+SELECT idem_complete('"held"');
+COMMIT;
+SELECT result FROM idem_claims WHERE request_id = 'own';
+
+-- ----- key_time = uuidv7 -----
+
+-- A version 7 UUID of a time
+CREATE FUNCTION pg_temp.uuid_of(t timestamptz, n int DEFAULT 0) RETURNS text LANGUAGE sql AS $$
+	SELECT substr(h, 1, 8) || '-' || substr(h, 9, 4) || '-7000-8000-' || lpad(to_hex(n), 12, '0')
+	FROM lpad(to_hex(floor(extract(epoch FROM t) * 1000)::bigint), 12, '0') AS h
+$$;
+TRUNCATE idem_claims, idem_scopes;
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 hour', 'uuidv7');
+-- As if the policy had always been there
+UPDATE idem_scopes SET guarded_since = '-infinity';
+
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '50 min'), 'v7');
+SELECT outcome, expires_at FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '1 hour'), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of('1970-01-01 UTC'), 'v7');
+SELECT idem_claim('u', pg_temp.uuid_of('2020-01-01 UTC'), 'v7');
+\echo :SQLSTATE
+-- Other scopes do not look at it.
+SELECT idem_claim('u', pg_temp.uuid_of('2020-01-01 UTC'));
+-- Ahead of the clock by less than a minute is a clock that is not ours; more is
+-- a client to be fixed.
+BEGIN;
+SELECT pg_temp.uuid_of(clock_timestamp() + interval '55 s') AS ahead \gset
+SELECT outcome, expires_at >= now() + interval '55 s' + interval '1 hour' AS from_the_keys_own_time
+FROM idem_try_claim('u', :'ahead', 'v7');
+SELECT idem_complete('"ahead"');
+SELECT result, expires_at >= now() + interval '55 s' + interval '1 hour' AS from_the_keys_own_time
+FROM idem_claims WHERE request_id = :'ahead';
+ROLLBACK;
+\set VERBOSITY terse
+SELECT idem_claim('u', pg_temp.uuid_of(now() + interval '5 min'), 'v7');
+\echo :SQLSTATE
+SELECT idem_claim('u', 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'v7');
+\echo :SQLSTATE
+\set VERBOSITY default
+-- Canonical lower case only: another spelling would be another key.
+DO $$
+DECLARE
+	good text := '01234567-89ab-7def-8123-456789abcdef';
+	bad text;
+BEGIN
+	FOREACH bad IN ARRAY ARRAY[upper(good), '{' || good || '}', replace(good, '-', ''), good || '0', left(good, 35),
+		overlay(good PLACING '4' FROM 15), overlay(good PLACING '0' FROM 20), overlay(good PLACING 'c' FROM 20),
+		overlay(good PLACING 'g' FROM 36), overlay(good PLACING '0' FROM 9), overlay(good PLACING '-' FROM 1),
+		overlay(good PLACING ' ' FROM 13), repeat('-', 36), 'x', repeat('é', 18)]
+	LOOP
+		BEGIN
+			PERFORM idem_claim('u', bad, 'v7');
+			RAISE WARNING '% is taken', bad;
+		EXCEPTION WHEN SQLSTATE 'ID400' THEN
+		END;
+	END LOOP;
+	FOREACH bad IN ARRAY ARRAY[good, overlay(good PLACING '9' FROM 20), overlay(good PLACING 'a' FROM 20), overlay(good PLACING 'b' FROM 20)]
+	LOOP
+		RAISE NOTICE '% %', bad, (SELECT outcome FROM idem_try_claim('u', bad, 'v7'));
+	END LOOP;
+END $$;
+SELECT idem_claim('u', '0193A1F2-7d43-7c5e-9a10-5f7c2e1b8a01', 'v7');
+\echo :SQLSTATE
+
+-- A row that is still there answers first, however old its key.
+UPDATE idem_claims SET request_id = pg_temp.uuid_of('2020-02-02 UTC'), expires_at = '2020-02-03', result = '"old"'
+WHERE request_id = (SELECT request_id FROM idem_claims WHERE scope = 'v7' LIMIT 1);
+SELECT outcome, result FROM idem_try_claim('u', pg_temp.uuid_of('2020-02-02 UTC'), 'v7');
+-- Under expired = reclaim it counts as absent: then the time decides.
+UPDATE idem_scopes SET expired = 'reclaim';
+SELECT outcome, result, expires_at FROM idem_try_claim('u', pg_temp.uuid_of('2020-02-02 UTC'), 'v7');
+BEGIN;
+SELECT pg_temp.uuid_of(now(), 7) AS fresh \gset
+SELECT idem_claim('u', :'fresh', 'v7');
+COMMIT;
+UPDATE idem_claims SET expires_at = '2020-02-03' WHERE request_id = :'fresh';
+SELECT outcome FROM idem_try_claim('u', :'fresh', 'v7');
+
+-- ----- guarded_since -----
+
+-- Where the policy is new, claims from before may have been made under the ttl of
+-- the settings; with ids up to a minute ahead of the clock.
+TRUNCATE idem_claims, idem_scopes;
+BEGIN;
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
+SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
+FROM idem_scopes;
+-- It keeps all claims away until it commits, so that none is made under the old policy.
+SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+COMMIT;
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 hours'), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min'), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
+-- A smaller ttl does not move it, a larger one does.
+UPDATE idem_scopes SET ttl = '10 min', guarded_since = '2020-01-01 UTC';
+SELECT guarded_since = '2020-01-01 UTC' AS a_smaller_one_does_not, guarded_ttl FROM idem_scopes;
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '11 min'), 'v7');
+BEGIN;
+UPDATE idem_scopes SET ttl = '1 day';
+SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
+FROM idem_scopes;
+COMMIT;
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '11 min'), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '8 min'), 'v7');
+-- What was promised least counts, until it is too long ago to matter.
+BEGIN;
+UPDATE idem_scopes SET ttl = '2 days';
+UPDATE idem_scopes SET ttl = '3 days', result_max_bytes = 7;
+SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
+SELECT guarded_since AS before FROM idem_scopes \gset
+UPDATE idem_scopes SET ttl = '5 min';
+UPDATE idem_scopes SET key_time = 'any';
+SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
+UPDATE idem_scopes SET key_time = 'uuidv7';
+SELECT guarded_since > :'before' AS moved, guarded_ttl FROM idem_scopes;
+UPDATE idem_scopes SET guarded_since = now() - interval '1 hour', guarded_ttl = '1 s';
+UPDATE idem_scopes SET ttl = '1 day';
+SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
+-- Nothing else moves it.
+SELECT guarded_since AS before FROM idem_scopes \gset
+UPDATE idem_scopes SET result_max_bytes = 8, failed = 'retryable', expired = 'reclaim', lapsed = 'unknown', lease = '1 s';
+SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
+-- A row that is renamed knows nothing of its new scope.
+UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC', guarded_ttl = '1 s';
+UPDATE idem_scopes SET scope = 'renamed';
+SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
+ROLLBACK;
+-- A while after the ttl grew: a claim from just before was promised the old one.
+UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min', guarded_ttl = '4 min';
+SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
+SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '4 min'), 'v7');
+UPDATE idem_scopes SET guarded_ttl = '10 min';
+SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
+-- A restored or replicated row keeps its own.
+TRUNCATE idem_scopes;
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored', '1 day', 'uuidv7', '2020-01-01');
+SET session_replication_role = replica;
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('replicated', '1 day', 'uuidv7');
+UPDATE idem_scopes SET ttl = '2 days';
+RESET session_replication_role;
+SELECT scope, guarded_since = '2020-01-01' AS same FROM idem_scopes ORDER BY scope;
+-- The trigger is for this table only.
+CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, key_time text, h int, g timestamptz, i interval);
+CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
+INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', 'uuidv7', 1, NULL);
+DROP TABLE regress_idem_other;
+
+TRUNCATE idem_claims, idem_scopes;

@@ -1,0 +1,167 @@
+-- idem_result() and idem_status(): of the latest claim call of this transaction,
+-- as far as it survives; and the cap on results.
+-- :SQLSTATE is that of the statement before.
+
+-- No claim in this transaction, though one in the session
+SELECT idem_claim('u', 'before');
+SELECT idem_result();
+\echo :SQLSTATE
+SELECT idem_status();
+\echo :SQLSTATE
+
+-- They follow the transaction.
+BEGIN;
+SELECT idem_claim('u', 'a');
+SELECT idem_status(), idem_result();
+SELECT idem_complete('"result of a"');
+SELECT idem_status(), idem_result();
+SELECT idem_claim('u', 'b');
+SELECT idem_status(), idem_result();
+SELECT idem_claim('u', 'a');
+SELECT idem_status(), idem_result();
+-- Settling another key does not change what was answered.
+SELECT idem_complete('u', 'b', '"result of b"');
+SELECT idem_status(), idem_result();
+SELECT outcome FROM idem_try_claim('u', 'before');
+SELECT idem_status(), idem_result();
+COMMIT;
+SELECT idem_result();
+\echo :SQLSTATE
+BEGIN;
+SELECT idem_claim('u', 'rolled back');
+ROLLBACK;
+SELECT idem_result();
+\echo :SQLSTATE
+
+-- In one statement: in a replay's, say
+SELECT idem_claim('u', 'a'), idem_result(), idem_status();
+
+-- Answers that are not raised count, as do failures.
+BEGIN;
+SELECT idem_claim('u', 'f', fingerprint => '\x01'), idem_fail('"broken"');
+SELECT idem_status(), idem_result();
+SELECT outcome FROM idem_try_claim('u', 'f', fingerprint => '\x02');
+SELECT idem_status();
+SELECT outcome FROM idem_try_claim('u', 'f', fingerprint => '\x01');
+SELECT idem_status(), idem_result();
+COMMIT;
+
+-- A claim call that raised is undone with its savepoint.
+BEGIN;
+SELECT idem_claim('u', 'a');
+SAVEPOINT s;
+SELECT idem_claim('u', 'f');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_status(), idem_result();
+COMMIT;
+
+-- Savepoints
+BEGIN;
+SAVEPOINT s;
+SELECT idem_claim('u', 'c');
+ROLLBACK TO s;
+SELECT idem_result();
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN;
+SELECT idem_claim('u', 'c'), idem_complete('"c"');
+SAVEPOINT s1;
+SELECT idem_claim('u', 'd'), idem_complete('"d"');
+SAVEPOINT s2;
+SELECT idem_claim('u', 'a');
+SELECT idem_result();
+ROLLBACK TO s2;
+SELECT idem_status(), idem_result();
+SELECT idem_claim('u', 'a');
+RELEASE s2;
+SELECT idem_status(), idem_result();
+ROLLBACK TO s1;
+SELECT idem_status(), idem_result();
+RELEASE s1;
+SELECT idem_status(), idem_result();
+COMMIT;
+-- A settlement that is rolled back to is not the result any more.
+BEGIN;
+SELECT idem_claim('u', 'e');
+SAVEPOINT s;
+SELECT idem_complete('"undone"');
+SELECT idem_status(), idem_result();
+ROLLBACK TO s;
+SELECT idem_status(), idem_result();
+SELECT idem_complete('"kept"');
+SELECT idem_status(), idem_result();
+COMMIT;
+SELECT idem_result('u', 'e');
+
+-- The function of the README: of this execution, or of the earlier one
+CREATE FUNCTION execute_once(request text) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	IF idem_claim('readme', request) THEN
+		PERFORM idem_complete(jsonb_build_object('executed', request));
+	END IF;
+	RETURN idem_result();
+END $$;
+SELECT execute_once(r) FROM unnest(ARRAY['1', '2', '1']) AS r;
+SELECT execute_once('2'), execute_once('3'), execute_once('2');
+DROP FUNCTION execute_once;
+
+-- The cap counts the bytes of the jsonb: a string has 8 more than characters.
+LOAD 'idem';
+SET idem.result_max_bytes = 100;
+BEGIN;
+SELECT idem_claim('u', 'cap');
+SAVEPOINT s;
+SELECT idem_complete(to_jsonb(repeat('x', 93)));
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_fail(to_jsonb(repeat('x', 93)));
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_complete('u', 'cap', to_jsonb(repeat('x', 93)));
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_complete(to_jsonb(repeat('x', 92)));
+COMMIT;
+-- A scope's own, smaller or larger
+INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('small', 50), ('large', 200);
+BEGIN;
+SELECT idem_claim('u', 'cap', 'large'), idem_complete(to_jsonb(repeat('x', 192)));
+SELECT idem_claim('u', 'cap', 'small'), idem_complete(to_jsonb(repeat('x', 43)));
+\echo :SQLSTATE
+ROLLBACK;
+-- No result is never too large.
+SET idem.result_max_bytes = 1;
+BEGIN;
+SELECT idem_claim('u', 'cap 1'), idem_complete();
+COMMIT;
+RESET idem.result_max_bytes;
+-- By default 1 MiB; stored out of line, it comes back as it was.
+BEGIN;
+SELECT idem_claim('u', 'cap 2');
+SAVEPOINT s;
+SELECT idem_complete(to_jsonb(repeat('x', 1024 * 1024 - 7)));
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_complete(to_jsonb(repeat('x', 1024 * 1024 - 8)));
+SELECT idem_result() = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored;
+COMMIT;
+SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
+-- The cap is for storing: what is stored is returned whatever it is now.
+SET idem.result_max_bytes = 10;
+SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
+RESET idem.result_max_bytes;
+-- Incompressible, failed and retried in place, so that the row is written anew
+UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'large';
+SELECT jsonb_agg(md5(i::text)) AS large FROM generate_series(1, 2000) AS i \gset
+UPDATE idem_scopes SET result_max_bytes = NULL;
+BEGIN;
+SELECT idem_claim('u', 'retried', 'large'), idem_fail(:'large');
+COMMIT;
+SELECT idem_result('u', 'retried', 'large') = :'large' AS stored;
+BEGIN;
+SELECT idem_claim('u', 'retried', 'large'), idem_complete(:'large');
+COMMIT;
+SELECT idem_claim('u', 'retried', 'large'), idem_result() = :'large' AS stored;
+
+TRUNCATE idem_claims, idem_scopes;

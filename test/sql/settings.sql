@@ -1,0 +1,72 @@
+-- The settings: defaults, bounds, and who may change them.
+
+LOAD 'idem';
+SELECT name, boot_val, unit, vartype, context, min_val, max_val FROM pg_settings WHERE name LIKE 'idem.%' ORDER BY name COLLATE "C";
+
+-- Units
+SET idem.ttl = '2d';
+SHOW idem.ttl;
+SET idem.wait = '1.5 s';
+SHOW idem.wait;
+SET idem.wait = -1;
+SHOW idem.wait;
+SET idem.result_max_bytes = '10kB';
+SHOW idem.result_max_bytes;
+
+-- Out of range or not numbers; the messages differ between versions
+\set VERBOSITY sqlstate
+SET idem.ttl = 0;
+SET idem.ttl = -1;
+SET idem.ttl = '1 month';
+SET idem.ttl = 'forever';
+SET idem.ttl = 2147483648;
+SET idem.wait = -2;
+SET idem.wait = '1 month';
+SET idem.wait = '30d';
+SET idem.result_max_bytes = 0;
+SET idem.result_max_bytes = '256MB';
+SET idem.result_max_bytes = '1 s';
+-- For postgresql.conf only
+SET idem.cleanup_interval = '1 s';
+SET idem.cleanup_batch_size = 10;
+SET idem.databases = 'postgres';
+-- The prefix is the library's.
+SET idem.tll = '1 hour';
+SET idem.no_such_setting = 1;
+\set VERBOSITY default
+SHOW idem.ttl;
+SHOW idem.wait;
+SHOW idem.result_max_bytes;
+RESET ALL;
+
+-- The promise is the operator's: an application must not shorten it. How long it
+-- waits is its own.
+CREATE ROLE regress_idem_app;
+SET ROLE regress_idem_app;
+SET idem.ttl = '1 s';
+SET idem.ttl = '30d';
+RESET idem.ttl;
+SET idem.result_max_bytes = '100MB';
+SELECT set_config('idem.ttl', '1s', false);
+CREATE FUNCTION pg_temp.with_ttl() RETURNS text LANGUAGE sql SET idem.ttl = '1s' AS 'SELECT 1::text';
+ALTER ROLE regress_idem_app SET idem.ttl = '1s';
+SET idem.wait = '0';
+SHOW idem.wait;
+CREATE FUNCTION pg_temp.with_wait() RETURNS text LANGUAGE sql SET idem.wait = '7s' AS $$SELECT current_setting('idem.wait')$$;
+SELECT pg_temp.with_wait(), current_setting('idem.wait') AS outside;
+RESET ROLE;
+SHOW idem.ttl;
+DROP FUNCTION pg_temp.with_wait();
+DROP ROLE regress_idem_app;
+RESET idem.wait;
+
+-- They act at the next call.
+BEGIN;
+SELECT idem_claim('u', 'before');
+SET LOCAL idem.ttl = '1d';
+SELECT idem_claim('u', 'after');
+SELECT request_id, expires_at > clock_timestamp() + interval '23 hours' AS a_day FROM idem_claims ORDER BY 1;
+COMMIT;
+SHOW idem.ttl;
+
+TRUNCATE idem_claims;

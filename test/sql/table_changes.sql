@@ -1,0 +1,212 @@
+-- What operators do to idem_claims: what a direct write would pass by is refused,
+-- indexes are maintained. :SQLSTATE is that of the statement before.
+
+\set SHOW_CONTEXT never
+
+SELECT idem_claim('u', 'before');
+
+-- Each change for itself, with a claim in the same transaction before it
+CREATE FUNCTION pg_temp.after(change text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer text;
+	detail text;
+	hint text;
+BEGIN
+	BEGIN
+		PERFORM idem_claim('u', 'first');
+		EXECUTE change;
+		BEGIN
+			answer := format('%s %s', idem_claim('u', 'second'), idem_claim('u', 'first'));
+		EXCEPTION WHEN OTHERS THEN
+			GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+			answer := SQLSTATE || ' ' || SQLERRM || '. ' || hint;
+		END;
+		RAISE SQLSTATE 'X0001';
+	EXCEPTION WHEN SQLSTATE 'X0001' THEN
+		RETURN answer;
+	END;
+END $$;
+CREATE FUNCTION do_nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+CREATE TABLE referenced (id text PRIMARY KEY);
+
+\x
+\t
+SELECT pg_temp.after('CREATE TRIGGER t BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION do_nothing()');
+SELECT pg_temp.after('CREATE TRIGGER t AFTER DELETE ON idem_claims FOR EACH STATEMENT EXECUTE FUNCTION do_nothing()');
+SELECT pg_temp.after('CREATE CONSTRAINT TRIGGER t AFTER INSERT ON idem_claims DEFERRABLE FOR EACH ROW EXECUTE FUNCTION do_nothing()');
+SELECT pg_temp.after('CREATE RULE r AS ON INSERT TO idem_claims DO ALSO NOTHING');
+SELECT pg_temp.after('ALTER TABLE idem_claims ENABLE ROW LEVEL SECURITY');
+SELECT pg_temp.after('ALTER TABLE idem_claims ADD FOREIGN KEY (user_id) REFERENCES referenced NOT VALID');
+SELECT pg_temp.after('CREATE TABLE referring (r text, u text, s text, FOREIGN KEY (r, u, s) REFERENCES idem_claims)');
+SELECT pg_temp.after('ALTER TABLE idem_claims ADD CHECK (user_id <> ''x'')');
+SELECT pg_temp.after('ALTER TABLE idem_claims ADD tenant int');
+SELECT pg_temp.after('ALTER TABLE idem_claims ADD tenant int DEFAULT 7 NOT NULL');
+SELECT pg_temp.after('ALTER TABLE idem_claims ADD g text GENERATED ALWAYS AS (user_id) STORED');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP progress');
+SELECT pg_temp.after('ALTER TABLE idem_claims ALTER token TYPE int');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD PRIMARY KEY (user_id, request_id, scope)');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD PRIMARY KEY (request_id, user_id)');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD UNIQUE (request_id, user_id, scope)');
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD PRIMARY KEY (request_id, user_id, scope) DEFERRABLE');
+-- These do no harm.
+SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD CONSTRAINT k PRIMARY KEY (request_id, user_id, scope)');
+SELECT pg_temp.after('ALTER TABLE idem_claims RENAME progress TO progress_so_far');
+SELECT pg_temp.after('ALTER TABLE idem_claims SET (fillfactor = 90, autovacuum_enabled = off)');
+SELECT pg_temp.after('ALTER TABLE idem_claims ALTER result SET STORAGE EXTERNAL, ALTER user_id SET STATISTICS 1000');
+SELECT pg_temp.after('CREATE INDEX ON idem_claims (user_id)');
+SELECT pg_temp.after('DROP INDEX idem_claims_expires_at_idx');
+SELECT pg_temp.after('REINDEX TABLE idem_claims');
+SELECT pg_temp.after('CLUSTER idem_claims USING idem_claims_pkey');
+SELECT pg_temp.after('TRUNCATE idem_claims');
+SELECT pg_temp.after('DELETE FROM idem_claims WHERE request_id = ''before''');
+SELECT pg_temp.after('ALTER TABLE idem_claims RENAME TO claims');
+-- A claim after all that
+SELECT pg_temp.after('SELECT 1');
+\t
+\x
+SELECT count(*) FROM idem_claims;
+
+-- What is refused is refused everywhere that is written; what reads goes on.
+CREATE TRIGGER t BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION do_nothing();
+SELECT idem_claim('u', 'before');
+\echo :SQLSTATE
+SELECT idem_forget('u', 'before');
+\echo :SQLSTATE
+SELECT idem_cleanup();
+\echo :SQLSTATE
+SELECT idem_status('u', 'before');
+-- A disabled one is one all the same.
+ALTER TABLE idem_claims DISABLE TRIGGER t;
+SELECT idem_claim('u', 'before');
+\echo :SQLSTATE
+DROP TRIGGER t ON idem_claims;
+SELECT idem_claim('u', 'before');
+DROP FUNCTION do_nothing();
+DROP TABLE referenced;
+
+-- ----- indexes -----
+
+-- Of every kind; one is made between the claims of a transaction
+CREATE INDEX regress_idem_user ON idem_claims (user_id);
+CREATE INDEX regress_idem_expression ON idem_claims (upper(request_id));
+CREATE INDEX regress_idem_partial ON idem_claims (scope) WHERE state = 'failed';
+CREATE INDEX regress_idem_result ON idem_claims USING gin (result);
+CREATE INDEX regress_idem_brin ON idem_claims USING brin (expires_at);
+CREATE UNIQUE INDEX regress_idem_fingerprint ON idem_claims (fingerprint);
+INSERT INTO idem_scopes (scope, failed, expired) VALUES ('s', 'retryable', 'reclaim');
+BEGIN;
+SELECT count(*) FROM generate_series(1, 100) AS i WHERE idem_claim('indexed', 'r' || i, 's');
+CREATE INDEX regress_idem_late ON idem_claims (user_id, request_id) INCLUDE (scope);
+SELECT count(*) FROM generate_series(101, 200) AS i WHERE idem_claim('indexed', 'r' || i, 's');
+SELECT count(*) FROM generate_series(1, 200) AS i
+WHERE CASE WHEN i % 2 = 0 THEN idem_fail('indexed', 'r' || i, to_jsonb(i), scope => 's') ELSE idem_complete('indexed', 'r' || i, to_jsonb(i), scope => 's') END;
+COMMIT;
+-- Retried in place, rolled back, expired and reclaimed, forgotten, cleaned
+SELECT count(*) FROM generate_series(1, 20) AS i WHERE idem_claim('indexed', 'r' || i, 's');
+BEGIN;
+SELECT count(*) FROM generate_series(21, 40) AS i WHERE idem_claim('indexed', 'r' || i, 's');
+ROLLBACK;
+UPDATE idem_claims SET expires_at = '2020-01-01' WHERE request_id IN ('r41', 'r42', 'r43', 'r44');
+SELECT idem_claim('indexed', 'r41', 's', '\x41'), idem_claim('indexed', 'r42', 's', '\x42');
+SELECT idem_cleanup();
+SELECT idem_forget('indexed', 'r45', 's');
+-- Each index finds what is there, and nothing else. One by one, without the others
+ANALYZE idem_claims;
+CREATE FUNCTION pg_temp.found(tested regclass, condition text, OUT by_table bigint, OUT by_index bigint, OUT used bool) LANGUAGE plpgsql AS $$
+DECLARE
+	query text := 'SELECT count(*) FROM idem_claims WHERE ' || condition;
+	other record;
+	line text;
+BEGIN
+	SET LOCAL enable_indexscan = off;
+	SET LOCAL enable_indexonlyscan = off;
+	SET LOCAL enable_bitmapscan = off;
+	SET LOCAL enable_seqscan = on;
+	EXECUTE query INTO by_table;
+	SET LOCAL enable_indexscan = on;
+	SET LOCAL enable_indexonlyscan = on;
+	SET LOCAL enable_bitmapscan = on;
+	SET LOCAL enable_seqscan = off;
+	BEGIN
+		FOR other IN SELECT indexrelid::regclass AS name, indisprimary FROM pg_index WHERE indrelid = 'idem_claims'::regclass AND indexrelid <> tested LOOP
+			IF other.indisprimary THEN
+				ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey;
+			ELSE
+				EXECUTE 'DROP INDEX ' || other.name;
+			END IF;
+		END LOOP;
+		EXECUTE query INTO by_index;
+		used := false;
+		FOR line IN EXECUTE 'EXPLAIN (COSTS off) ' || query LOOP
+			used := used OR line ~ (tested::text || '( |$)');
+		END LOOP;
+		RAISE SQLSTATE 'X0001';
+	EXCEPTION WHEN SQLSTATE 'X0001' THEN
+	END;
+END $$;
+SELECT index, f.* FROM (VALUES
+	('idem_claims_pkey', $$request_id = 'r99' AND user_id = 'indexed' AND scope = 's'$$),
+	('idem_claims_pkey', $$request_id BETWEEN 'r1' AND 'r3'$$),
+	('idem_claims_expires_at_idx', $$expires_at > '2021-01-01'$$),
+	('idem_claims_expires_at_idx', $$expires_at < '2021-01-01'$$),
+	('regress_idem_user', $$user_id = 'indexed'$$),
+	('regress_idem_late', $$user_id = 'indexed' AND request_id BETWEEN 'r150' AND 'r2'$$),
+	('regress_idem_expression', $$upper(request_id) BETWEEN 'R1' AND 'R2'$$),
+	('regress_idem_partial', $$scope = 's' AND state = 'failed'$$),
+	('regress_idem_result', $$result @> '7'$$),
+	('regress_idem_result', $$result @> '20'$$),
+	('regress_idem_result', $$result @> '30'$$),
+	('regress_idem_brin', $$expires_at > '2021-01-01'$$),
+	('regress_idem_fingerprint', $$fingerprint = '\x41'$$),
+	('regress_idem_fingerprint', $$fingerprint = '\x43'$$)) AS v (index, condition),
+	pg_temp.found(index::regclass, condition) AS f;
+-- Wherever it is used, a unique one is unique, and its error undoes the claim.
+SELECT idem_claim('other', 'r', fingerprint => '\x41');
+\echo :SQLSTATE
+BEGIN;
+SAVEPOINT s;
+SELECT idem_claim('other', 'r', fingerprint => '\x42');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_claim('other', 'r', fingerprint => '\x43');
+SELECT idem_claim('other', 'r', fingerprint => '\x43');
+COMMIT;
+-- As does an error in its expression
+CREATE INDEX regress_idem_error ON idem_claims ((1 / (length(user_id) - 3)));
+BEGIN;
+SAVEPOINT s;
+SELECT idem_claim('abc', 'r');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_claim('abcd', 'r');
+SAVEPOINT s;
+SELECT idem_claim('abc', 'r');
+\echo :SQLSTATE
+ROLLBACK TO s;
+DROP INDEX regress_idem_error;
+SELECT idem_claim('abc', 'r'), idem_claim('abcd', 'r');
+COMMIT;
+SELECT user_id FROM idem_claims WHERE request_id = 'r' ORDER BY 1;
+SET client_min_messages = warning;
+DROP INDEX regress_idem_user, regress_idem_expression, regress_idem_partial, regress_idem_result, regress_idem_brin,
+	regress_idem_fingerprint, regress_idem_late;
+RESET client_min_messages;
+
+-- Only the cleanup needs the index by expiry: it says so, and how to get it back.
+DROP INDEX idem_claims_expires_at_idx;
+SELECT idem_claim('u', 'without index'), idem_claim('u', 'before');
+UPDATE idem_claims SET expires_at = '2020-01-01';
+SELECT idem_cleanup();
+\echo :SQLSTATE
+CALL idem_cleanup_all();
+\echo :SQLSTATE
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (user_id);
+SELECT idem_cleanup();
+\echo :SQLSTATE
+DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
+SELECT idem_cleanup() > 0 AS cleaned;
+SELECT count(*) FROM idem_claims;
+
+TRUNCATE idem_claims, idem_scopes;

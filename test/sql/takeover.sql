@@ -1,0 +1,313 @@
+-- Leases that lapsed, requests that failed or expired: who may claim them, by the
+-- scope's policy, and what is left to the holder before.  lapse() stands for time.
+\set VERBOSITY sqlstate
+
+INSERT INTO idem_scopes (scope, lapsed) VALUES ('unknown', 'unknown');
+INSERT INTO idem_scopes (scope, failed) VALUES ('retryable', 'retryable');
+INSERT INTO idem_scopes (scope, expired) VALUES ('reclaim', 'reclaim');
+INSERT INTO idem_scopes (scope, expired, lapsed) VALUES ('reclaim unknown', 'reclaim', 'unknown');
+
+CREATE FUNCTION lapse(id text) RETURNS text LANGUAGE sql AS $$
+	UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 s'
+	WHERE user_id = 'takeover' AND request_id = id RETURNING 'lapsed'
+$$;
+CREATE FUNCTION expire(id text) RETURNS text LANGUAGE sql AS $$
+	UPDATE idem_claims SET expires_at = date_trunc('second', clock_timestamp()) - interval '1 s'
+	WHERE user_id = 'takeover' AND request_id = id RETURNING 'expired'
+$$;
+CREATE FUNCTION token_of(id text) RETURNS bigint LANGUAGE sql AS $$
+	SELECT token FROM idem_claims WHERE user_id = 'takeover' AND request_id = id
+$$;
+
+-- Every function that takes a token, and whether any of them wrote anything
+CREATE FUNCTION refused(id text, token bigint, scope text DEFAULT '')
+RETURNS TABLE (call text, answer text) LANGUAGE plpgsql AS $$
+DECLARE
+	before text;
+	after text;
+BEGIN
+	SELECT concat(c.ctid, c.xmin, c) INTO before FROM idem_claims c WHERE user_id = 'takeover' AND request_id = id;
+	FOREACH call IN ARRAY ARRAY['idem_extend(%L, %L, %L, ''1 hour'', ''"mine"'', %L)',
+		'idem_fence(%L, %L, %L, %L)', 'idem_release(%L, %L, %L, %L)',
+		'idem_complete(%L, %L, ''"mine"'', %L, %L)', 'idem_fail(%L, %L, ''"mine"'', %L, %L)']
+	LOOP
+		BEGIN
+			EXECUTE 'SELECT ' || format(call, 'takeover', id, token, scope) INTO answer;
+		EXCEPTION WHEN OTHERS THEN
+			answer := SQLSTATE;
+		END;
+		call := split_part(call, '(', 1);
+		RETURN NEXT;
+	END LOOP;
+	SELECT concat(c.ctid, c.xmin, c) INTO after FROM idem_claims c WHERE user_id = 'takeover' AND request_id = id;
+	call := 'row';
+	answer := CASE WHEN before IS NOT DISTINCT FROM after THEN 'untouched' ELSE 'changed' END;
+	RETURN NEXT;
+END $$;
+
+CREATE VIEW rows AS
+	SELECT request_id, scope, state, result, progress, fingerprint, token IS NOT NULL AS has_token,
+		lease_until > clock_timestamp() AS live, expires_at > clock_timestamp() AS remembered
+	FROM idem_claims WHERE user_id = 'takeover' ORDER BY request_id;
+
+-- ----- a lapsed holder that nobody replaced -----
+
+SELECT token AS a FROM idem_try_claim('takeover', 'a', '', '\x01', NULL, '1 hour', '"made 1"') \gset
+SELECT lapse('a');
+SELECT idem_status('takeover', 'a');
+SELECT idem_fence('takeover', 'a', :a);
+SELECT idem_extend('takeover', 'a', :a, '1 hour') > clock_timestamp() AS live_again;
+SELECT outcome FROM idem_try_claim('takeover', 'a', wait => '0');
+SELECT lapse('a');
+SELECT idem_complete('takeover', 'a', '1', :a);
+SELECT outcome, result FROM idem_try_claim('takeover', 'a');
+SELECT token AS b FROM idem_try_claim('takeover', 'b', lease => '1 hour') \gset
+SELECT lapse('b');
+SELECT idem_fail('takeover', 'b', '1', :b);
+SELECT outcome, result FROM idem_try_claim('takeover', 'b');
+SELECT token AS c FROM idem_try_claim('takeover', 'c', lease => '1 hour') \gset
+SELECT lapse('c');
+SELECT idem_release('takeover', 'c', :c);
+SELECT idem_status('takeover', 'c');
+
+-- ----- lapsed = reclaim: taken over by a lease -----
+
+SELECT token AS d FROM idem_try_claim('takeover', 'd', '', '\x01', NULL, '1 hour', '"made 1"') \gset
+SELECT lapse('d');
+-- The fingerprint comes before the lease.
+SELECT outcome, token FROM idem_try_claim('takeover', 'd', '', '\x02', NULL, '1 hour');
+-- In a savepoint, undone
+BEGIN;
+SAVEPOINT s;
+SELECT outcome, token > :d AS grows FROM idem_try_claim('takeover', 'd', lease => '1 hour');
+SELECT idem_extend('takeover', 'd', :d);
+ROLLBACK TO s;
+SELECT idem_fence('takeover', 'd', :d);
+ROLLBACK;
+SELECT outcome, result, progress, token > :d AS grows, expires_at > clock_timestamp() AS remembered, lease_until > clock_timestamp() AS live
+FROM idem_try_claim('takeover', 'd', lease => '1 hour');
+SELECT token_of('d') AS d2 \gset
+SELECT * FROM rows WHERE request_id = 'd';
+SELECT * FROM refused('d', :d);
+-- Nor does it count once the new lease lapsed, too.
+SELECT lapse('d');
+SELECT * FROM refused('d', :d);
+SELECT idem_extend('takeover', 'd', :d2, '1 hour', '"made 2"') > clock_timestamp() AS live;
+-- A successor's own progress replaces what it was told.
+SELECT lapse('d');
+SELECT outcome, progress, token > :d2 AS grows FROM idem_try_claim('takeover', 'd', lease => '1 hour', progress => '"made 3"');
+SELECT * FROM rows WHERE request_id = 'd';
+SELECT idem_complete('takeover', 'd', '"done"', token_of('d'));
+-- Not even with the same result
+SELECT idem_complete('takeover', 'd', '"done"', :d);
+SELECT * FROM refused('d', :d2);
+
+-- ----- lapsed = reclaim: taken over by a transaction -----
+
+SELECT token AS e FROM idem_try_claim('takeover', 'e', '', '\x01', NULL, '1 hour', '"made 1"') \gset
+SELECT lapse('e');
+BEGIN;
+SELECT outcome, progress, token, lease_until FROM idem_try_claim('takeover', 'e');
+SELECT * FROM rows WHERE request_id = 'e';
+SELECT * FROM refused('e', :e);
+ROLLBACK;
+-- Rolled back, the lease is what it was.
+SELECT * FROM rows WHERE request_id = 'e';
+SELECT idem_fence('takeover', 'e', :e);
+BEGIN;
+SELECT idem_claim('takeover', 'e', '', '\x01');
+SELECT idem_complete('"transactional"');
+COMMIT;
+SELECT * FROM rows WHERE request_id = 'e';
+SELECT * FROM refused('e', :e);
+-- Failed by the transaction
+SELECT token AS f FROM idem_try_claim('takeover', 'f', lease => '1 hour') \gset
+SELECT lapse('f');
+BEGIN;
+SELECT idem_claim('takeover', 'f');
+SELECT idem_fail('"transactional"');
+COMMIT;
+SELECT * FROM rows WHERE request_id = 'f';
+SELECT * FROM refused('f', :f);
+-- In a batch
+SELECT token AS g FROM idem_try_claim('takeover', 'g', lease => '1 hour', progress => '1') \gset
+SELECT lapse('g');
+SELECT * FROM idem_claim_many('{takeover,takeover}', '{g,g}');
+SELECT * FROM rows WHERE request_id = 'g';
+SELECT * FROM refused('g', :g);
+
+-- A fence of our own does not stop us from taking the lapsed lease over.
+SELECT token AS h FROM idem_try_claim('takeover', 'h', lease => '1 hour') \gset
+SELECT lapse('h');
+BEGIN;
+SELECT idem_fence('takeover', 'h', :h);
+SELECT outcome, token > :h AS grows FROM idem_try_claim('takeover', 'h', lease => '1 hour', wait => '0');
+SELECT idem_complete('takeover', 'h', '1', :h);
+ROLLBACK;
+
+-- ----- lapsed = unknown -----
+
+SELECT token AS i FROM idem_try_claim('takeover', 'i', 'unknown', '\x01', NULL, '1 hour', '"made 1"') \gset
+SELECT outcome FROM idem_try_claim('takeover', 'i', 'unknown', wait => '0');
+SELECT idem_status('takeover', 'i', 'unknown');
+SELECT lapse('i');
+SELECT outcome, result, progress, token, expires_at IS NOT NULL AS remembered, lease_until < clock_timestamp() AS lapsed
+FROM idem_try_claim('takeover', 'i', 'unknown');
+SELECT outcome, token FROM idem_try_claim('takeover', 'i', 'unknown', lease => '1 hour');
+SELECT idem_claim('takeover', 'i', 'unknown');
+SELECT * FROM idem_claim_many('{takeover}', '{i}', 'unknown');
+SELECT outcome FROM idem_try_claim('takeover', 'i', 'unknown', '\x02');
+SELECT idem_status('takeover', 'i', 'unknown'), state, progress FROM idem_lookup('takeover', 'i', 'unknown');
+-- Its holder still can.
+SELECT idem_extend('takeover', 'i', :i, '1 hour', scope => 'unknown') > clock_timestamp() AS live_again;
+SELECT outcome FROM idem_try_claim('takeover', 'i', 'unknown', wait => '0');
+SELECT lapse('i');
+SELECT idem_heal('takeover', 'i', '"found"', 'unknown');
+SELECT outcome, result FROM idem_try_claim('takeover', 'i', 'unknown');
+SELECT idem_complete('takeover', 'i', '"mine"', :i, 'unknown') AS healed_before;
+SELECT token AS j FROM idem_try_claim('takeover', 'j', 'unknown', lease => '1 hour') \gset
+SELECT lapse('j');
+SELECT idem_complete('takeover', 'j', '"late"', :j, 'unknown');
+SELECT outcome, result FROM idem_try_claim('takeover', 'j', 'unknown');
+SELECT token AS k FROM idem_try_claim('takeover', 'k', 'unknown', lease => '1 hour') \gset
+SELECT lapse('k');
+SELECT idem_forget('takeover', 'k', 'unknown');
+SELECT outcome, token > :k AS grows FROM idem_try_claim('takeover', 'k', 'unknown', lease => '1 hour');
+SELECT * FROM refused('k', :k, 'unknown');
+-- The policy decides when the question is asked.
+SELECT lapse('k');
+UPDATE idem_scopes SET lapsed = 'reclaim' WHERE scope = 'unknown';
+SELECT outcome FROM idem_try_claim('takeover', 'k', 'unknown', lease => '1 hour');
+UPDATE idem_scopes SET lapsed = 'unknown' WHERE scope = 'unknown';
+
+-- ----- failed = terminal, retryable -----
+
+SELECT token AS l FROM idem_try_claim('takeover', 'l', '', lease => '1 hour') \gset
+SELECT idem_fail('takeover', 'l', '"no"', :l);
+SELECT outcome, result FROM idem_try_claim('takeover', 'l');
+SELECT outcome, result FROM idem_try_claim('takeover', 'l', lease => '1 hour');
+SELECT idem_claim('takeover', 'l');
+SELECT * FROM idem_claim_many('{takeover}', '{l}');
+
+SELECT token AS m FROM idem_try_claim('takeover', 'm', 'retryable', '\x01', NULL, '1 hour', '"made 1"') \gset
+SELECT idem_fail('takeover', 'm', '"no"', :m, 'retryable');
+SELECT idem_fail('takeover', 'm', '"no"', :m, 'retryable') AS identical;
+SELECT idem_status('takeover', 'm', 'retryable'), idem_result('takeover', 'm', 'retryable');
+SELECT outcome FROM idem_try_claim('takeover', 'm', 'retryable', '\x02');
+SELECT outcome, result, progress, token > :m AS grows FROM idem_try_claim('takeover', 'm', 'retryable', lease => '1 hour');
+SELECT * FROM rows WHERE request_id = 'm';
+SELECT * FROM refused('m', :m, 'retryable');
+SELECT idem_fail('takeover', 'm', '"no"', :m, 'retryable');
+SELECT idem_fail('takeover', 'm', '"no again"', token_of('m'), 'retryable');
+BEGIN;
+SELECT idem_claim('takeover', 'm', 'retryable');
+SELECT idem_fail('"third"');
+-- Run again in the same transaction: that is what the policy says.
+SELECT outcome, result FROM idem_try_claim('takeover', 'm', 'retryable');
+SELECT idem_complete('"fourth"');
+SELECT outcome, result FROM idem_try_claim('takeover', 'm', 'retryable');
+COMMIT;
+SELECT * FROM rows WHERE request_id = 'm';
+SELECT idem_claim('takeover', 'n', 'retryable');
+BEGIN;
+SELECT idem_claim('takeover', 'o', 'retryable');
+SELECT idem_fail('1');
+COMMIT;
+SELECT * FROM idem_claim_many('{takeover,takeover}', '{n,o}', 'retryable');
+SELECT * FROM rows WHERE request_id IN ('n', 'o');
+
+-- ----- expired = protect, reclaim -----
+
+CREATE PROCEDURE prepare(scope text) LANGUAGE plpgsql AS $$
+DECLARE
+	held bigint;
+BEGIN
+	DELETE FROM idem_claims WHERE user_id = 'takeover';
+	SELECT token INTO held FROM idem_try_claim('takeover', 'completed', scope, '\x01', lease => '1 hour', progress => '1');
+	PERFORM idem_complete('takeover', 'completed', '"old"', held, scope);
+	SELECT token INTO held FROM idem_try_claim('takeover', 'failed', scope, '\x01', lease => '1 hour', progress => '1');
+	PERFORM idem_fail('takeover', 'failed', '"old"', held, scope);
+	PERFORM idem_try_claim('takeover', 'lapsed', scope, '\x01', lease => '1 hour', progress => '1');
+	PERFORM idem_try_claim('takeover', 'live', scope, '\x01', lease => '1 hour', progress => '1');
+	PERFORM lapse('lapsed'), expire('completed'), expire('failed'), expire('lapsed'), expire('live');
+END $$;
+
+CREATE FUNCTION claims(scope text, fingerprint bytea, lease interval)
+RETURNS TABLE (request text, outcome idem_outcome, result jsonb, progress jsonb, remembered boolean) LANGUAGE sql AS $$
+	SELECT request, c.outcome, c.result, c.progress, c.expires_at > clock_timestamp()
+	FROM unnest('{completed,failed,lapsed,live}'::text[]) request,
+		idem_try_claim('takeover', request, scope, fingerprint, '0', lease) c
+$$;
+
+CALL prepare('');
+SELECT request, outcome FROM claims('', '\x02', NULL);
+SELECT * FROM claims('', NULL, '1 hour');
+CALL prepare('reclaim');
+-- As a claim sees it: the first three are not there.
+SELECT request, idem_status('takeover', request, 'reclaim'), idem_result('takeover', request, 'reclaim'), state
+FROM unnest('{completed,failed,lapsed,live}'::text[]) request, idem_lookup('takeover', request, 'reclaim');
+SELECT request, outcome, remembered FROM claims('reclaim', '\x02', NULL);
+SELECT * FROM rows;
+CALL prepare('reclaim');
+SELECT * FROM claims('reclaim', NULL, '1 hour');
+SELECT * FROM rows;
+CALL prepare('reclaim');
+SELECT * FROM idem_claim_many('{takeover,takeover,takeover,takeover}', '{completed,failed,lapsed,live}', 'reclaim', wait => '0');
+-- Under unknown, what nobody settled is not forgotten.
+CALL prepare('reclaim unknown');
+SELECT * FROM claims('reclaim unknown', NULL, '1 hour');
+CALL prepare('unknown');
+SELECT * FROM claims('unknown', NULL, '1 hour');
+
+-- Nor is it cleaned, as little as a live lease; all else is.
+CALL prepare('unknown');
+SELECT idem_cleanup() > 0 AS cleaned;
+SELECT request_id FROM rows;
+SELECT idem_cleanup() AS cleaned;
+CALL prepare('');
+SELECT idem_cleanup() > 0 AS cleaned;
+SELECT request_id FROM rows;
+SELECT idem_heal('takeover', 'live', '1');
+SELECT expires_at > clock_timestamp() AS remembered FROM idem_lookup('takeover', 'live');
+-- The holder of what was cleaned has lost it.
+SELECT * FROM refused('lapsed', 1);
+
+-- ----- tokens grow from holder to holder -----
+
+\set VERBOSITY terse
+
+DO $$
+DECLARE
+	latest bigint := 0;
+	held bigint;
+	bad int := 0;
+BEGIN
+	FOR i IN 1 .. 40 LOOP
+		SELECT token INTO held FROM idem_try_claim('takeover', 'tokens', lease => '1 hour');
+		IF held IS NULL OR held <= latest THEN
+			bad := bad + 1;
+		END IF;
+		latest := held;
+		COMMIT;
+		CASE i % 5
+			WHEN 0 THEN PERFORM idem_release('takeover', 'tokens', held);
+			WHEN 1 THEN PERFORM idem_forget('takeover', 'tokens');
+			WHEN 2 THEN
+				PERFORM lapse('tokens');
+				COMMIT;
+				-- A transaction in between leaves no token behind.
+				PERFORM idem_claim('takeover', 'tokens');
+				PERFORM idem_forget('takeover', 'tokens');
+			WHEN 3 THEN PERFORM lapse('tokens');
+			ELSE DELETE FROM idem_claims WHERE user_id = 'takeover' AND request_id = 'tokens';
+		END CASE;
+		COMMIT;
+	END LOOP;
+	RAISE NOTICE '% tokens did not grow', bad;
+END $$;
+
+DELETE FROM idem_claims WHERE user_id = 'takeover';
+DELETE FROM idem_scopes WHERE scope IN ('unknown', 'retryable', 'reclaim', 'reclaim unknown');
+DROP VIEW rows;
+DROP FUNCTION lapse, expire, token_of, refused, claims;
+DROP PROCEDURE prepare;

@@ -1,0 +1,177 @@
+# The deadline of a claim spans all that it waits for; a waiter follows its holder
+# through PREPARE; a promise counts from the clock, not from now().
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# The holder changes after HANDOVER seconds. A deadline that started anew would
+# end at their sum: the limit lies between, with room for a slow machine.
+use constant { WAIT => 6, HANDOVER => 4, LIMIT => 9 };
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->append_conf(
+	'postgresql.conf', q{
+max_prepared_transactions = 10
+deadlock_timeout = '1min'
+});
+$node->start;
+$node->safe_psql('postgres', q{
+	CREATE EXTENSION idem;
+	CREATE TABLE answers (request text, outcome idem_outcome, seconds float8, result jsonb);
+	INSERT INTO idem_scopes (scope, expired) VALUES ('reclaim', 'reclaim');
+});
+
+sub session
+{
+	my $session = $node->background_psql('postgres');
+	$session->query_safe('BEGIN');
+	return $session;
+}
+
+# Starts a claim in a session of its own and returns when it waits: the backend's
+# pid, and what to finish() in the end. Its answer goes into the table.
+sub start_waiter
+{
+	my ($request, $arguments) = @_;
+	my $session = $node->background_psql('postgres');
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	$session->query_until(qr/started/, qq{\\echo started
+		INSERT INTO answers SELECT '$request', outcome,
+			extract(epoch FROM clock_timestamp() - statement_timestamp()), result
+		FROM idem_try_claim('u', '$request', $arguments);
+	});
+	$node->poll_query_until('postgres',
+		"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $pid AND NOT granted)")
+	  or die "$request does not wait";
+	return ($pid, $session);
+}
+
+sub answer
+{
+	my ($request) = @_;
+	$node->poll_query_until('postgres',
+		"SELECT EXISTS (SELECT FROM answers WHERE request = '$request')");
+	return split /\|/, $node->safe_psql('postgres',
+		"SELECT outcome, seconds, result FROM answers WHERE request = '$request'");
+}
+
+sub is_timed_out
+{
+	my ($request, $name) = @_;
+	my ($outcome, $seconds) = answer($request);
+	is($outcome, 'timed_out', "$name: timed out");
+	cmp_ok($seconds, '>=', WAIT - 0.01, "$name: not before the deadline");
+	cmp_ok($seconds, '<', LIMIT, "$name: and not much after it");
+}
+
+# ----- one deadline -----
+
+# All at once, since they take their time.
+my $wait = "wait => '" . WAIT . " s'";
+
+# A savepoint that is released: first it is waited for, then its transaction.
+my $saver = session();
+$saver->query_safe("SAVEPOINT s; SELECT idem_claim('u', 'savepoint')");
+my ($saver_pid, $saver_waiter) = start_waiter('savepoint', $wait);
+
+# Two holders, one after the other. The waiter sleeps while the second one takes
+# over, or it might be faster.
+my $first = session();
+$first->query_safe("SELECT idem_claim('u', 'holders')");
+my ($second_pid, $second) = (undef, session());
+$second_pid = $second->query_safe('SELECT pg_backend_pid()');
+$second->query_until(qr/started/, qq{\\echo started
+	SELECT idem_claim('u', 'holders', wait => '10 min');
+});
+$node->poll_query_until('postgres',
+	"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $second_pid AND NOT granted)");
+my ($holders_pid, $holders_waiter) = start_waiter('holders', $wait);
+
+# Two who lock the row, one after the other
+$node->safe_psql('postgres', q{
+	INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+	VALUES ('2020-01-01', 'completed', 'row', 'u', 'reclaim')});
+my $lock = q{SELECT 1 FROM idem_claims WHERE request_id = 'row' FOR UPDATE};
+my $locker = session();
+$locker->query_safe($lock);
+my $queued = session();
+my $queued_pid = $queued->query_safe('SELECT pg_backend_pid()');
+$queued->query_until(qr/started/, "\\echo started\n$lock;\n");
+$node->poll_query_until('postgres',
+	"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $queued_pid AND NOT granted)");
+my ($row_pid, $row_waiter) = start_waiter('row', "'reclaim', $wait");
+
+sleep(HANDOVER);
+$saver->query_safe('RELEASE s');
+kill('STOP', $holders_pid);
+$first->query_safe('ROLLBACK');
+ok( $node->poll_query_until('postgres',
+		"SELECT state = 'idle in transaction' FROM pg_stat_activity WHERE pid = $second_pid"),
+	'a waiter takes over when its holder rolls back');
+kill('CONT', $holders_pid);
+kill('STOP', $row_pid);
+$locker->query_safe('COMMIT');
+ok( $node->poll_query_until('postgres',
+		"SELECT state = 'idle in transaction' FROM pg_stat_activity WHERE pid = $queued_pid"),
+	'... and a row lock is handed on');
+kill('CONT', $row_pid);
+
+is_timed_out('savepoint', 'savepoint, then its transaction');
+is_timed_out('holders', 'one holder, then another');
+is_timed_out('row', 'one row lock, then another');
+$_->quit
+  for ($saver, $saver_waiter, $first, $second, $holders_waiter, $locker, $queued, $row_waiter);
+
+# ----- through PREPARE -----
+
+for my $end ('COMMIT', 'ROLLBACK')
+{
+	my $holder = session();
+	$holder->query_safe("SELECT idem_claim('u', '$end'), idem_complete('\"prepared\"')");
+	my ($pid, $waiter) = start_waiter($end, "wait => '10 min'");
+	$holder->query_safe("PREPARE TRANSACTION 'holder'");
+	is( $node->safe_psql('postgres',
+			"SELECT count(*) FROM pg_locks WHERE pid = $pid AND NOT granted"),
+		'1', 'a waiter goes on waiting when its holder is prepared');
+	$holder->quit;
+	$node->safe_psql('postgres', "$end PREPARED 'holder'");
+	my ($outcome, $seconds, $result) = answer($end);
+	is_deeply(
+		[ $outcome, $result // '' ],
+		$end eq 'COMMIT' ? [ 'completed', '"prepared"' ] : [ 'claimed', '' ],
+		"... and is told after $end PREPARED");
+	$waiter->quit;
+}
+
+# Across a restart, too
+my $holder = session();
+$holder->query_safe("SELECT idem_claim('u', 'restart'); PREPARE TRANSACTION 'holder'");
+$holder->quit;
+$node->restart;
+is( $node->safe_psql('postgres',
+		"SELECT outcome FROM idem_try_claim('u', 'restart', wait => '0')"),
+	'in_progress', 'a prepared holder holds after a restart');
+$node->safe_psql('postgres', "COMMIT PREPARED 'holder'");
+is($node->safe_psql('postgres', "SELECT idem_claim('u', 'restart')"),
+	'f', '... and has executed when it is committed');
+
+# ----- the clock -----
+
+$node->safe_psql('postgres', "INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 s')");
+my $long = session();
+$long->query_safe('SELECT now()');
+sleep(3);
+is( $long->query_safe(q{
+		SELECT clock_timestamp() AS before \gset
+		SELECT expires_at >= :'before'::timestamptz + interval '1 s'
+		FROM idem_try_claim('u', 'clock', 'short')}),
+	't', 'a claim is remembered for its ttl from when it is made');
+$long->quit;
+
+$node->stop;
+done_testing();

@@ -1,0 +1,145 @@
+# Batches that overlap, in opposite order: no deadlock, and each key is claimed once.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+use Client;
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+# Found at once, if there is one
+$node->append_conf('postgresql.conf', q{
+shared_preload_libraries = 'idem'
+idem.databases = 'nothing'
+idem.wait = '10 min'
+deadlock_timeout = '10ms'
+fsync = off
+});
+$node->start;
+$node->safe_psql('postgres', q{
+CREATE EXTENSION idem;
+CREATE TABLE claimed (request text, client int);
+CREATE FUNCTION keys(first int, last int, step int, prefix text) RETURNS text[] LANGUAGE sql AS $$
+	SELECT array_agg(prefix || i ORDER BY i * step) FROM generate_series(first, last) i
+$$;
+-- Two users and two arrays of the same length
+CREATE FUNCTION claim_batch(requests text[]) RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(*) FROM idem_claim_many(
+		(SELECT array_agg('user ' || i % 2 ORDER BY i) FROM generate_series(1, cardinality(requests)) i), requests)
+	WHERE outcome = 'claimed'
+$$;
+});
+
+sub query
+{
+	my ($query) = @_;
+	return $node->safe_psql('postgres', $query);
+}
+
+sub script
+{
+	my ($name, $content) = @_;
+	my $file = $node->basedir . "/$name.sql";
+	append_to_file($file, $content);
+	return $file;
+}
+
+sub no_deadlock
+{
+	my ($name) = @_;
+	unlike(slurp_file($node->logfile), qr/deadlock detected/, "$name: no deadlock");
+	return;
+}
+
+# Rolled back, so that the same keys are fought for all the time
+my $up = script('up', q{
+BEGIN;
+SELECT claim_batch(keys(1, 60, 1, 'rolled back '));
+ROLLBACK;
+});
+my $down = script('down', q{
+BEGIN;
+SELECT claim_batch(keys(31, 90, -1, 'rolled back '));
+ROLLBACK;
+});
+for my $clients (2, 8)
+{
+	$node->command_ok([ 'pgbench', '-n', '-c', $clients, '-t', 1600 / $clients, '-f', $up, '-f', $down, 'postgres' ],
+		"$clients sessions, two batches in opposite order");
+	no_deadlock("$clients sessions");
+}
+cmp_ok(query('SELECT waits FROM idem_stat_claims'), '>', 100, 'they did wait for each other');
+
+# Committed: each key of each round is claimed by one of them.  A round is what two
+# clients do at about the same time.
+my $rounds = 300;
+for my $n (1 .. 2)
+{
+	my ($first, $last, $step) = $n == 1 ? (1, 40, 1) : (21, 60, -1);
+	query("CREATE SEQUENCE rounds_$n");
+	query(qq{
+CREATE PROCEDURE consume_$n() LANGUAGE plpgsql AS \$\$
+DECLARE
+	requests text[] := keys($first, $last, $step, format('round %s, ', nextval('rounds_$n')));
+BEGIN
+	INSERT INTO claimed
+		SELECT requests[ordinal], $n
+		FROM idem_claim_many(array_fill('user'::text, ARRAY[40]), requests)
+		WHERE outcome = 'claimed';
+END \$\$});
+}
+my @runs;
+for my $n (1 .. 2)
+{
+	my $consume = script("consume_$n", "CALL consume_$n();\n");
+	my $output = '';
+	push @runs, IPC::Run::start(
+		[
+			'pgbench', '-n', '-c', 1, '-t', $rounds, '-f', $consume,
+			'-h', $node->host, '-p', $node->port, 'postgres'
+		],
+		'<', \undef, '>&', \$output,
+		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+}
+ok($_->finish, 'a consumer') for @runs;
+no_deadlock('consumers');
+is(query('SELECT count(*), count(DISTINCT request) FROM claimed'),
+	$rounds * 60 . '|' . $rounds * 60, 'each key was claimed once');
+
+# One that was interrupted in the middle, where another's batch is waiting for it
+my $one = Client->new($node);
+my $two = Client->new($node);
+$one->ask('BEGIN');
+is($one->ask(q{SELECT claim_batch(keys(1, 50, 1, 'interrupted '))}), 50, 'one batch');
+$two->send(q{SELECT count(*) FILTER (WHERE outcome = 'claimed'), count(*) FILTER (WHERE outcome = 'completed')
+	FROM idem_claim_many(array_fill('user 1'::text, ARRAY[50]), keys(1, 50, -1, 'interrupted '))});
+ok( $node->poll_query_until('postgres', "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $two->pid),
+	'another waits for it');
+query('SELECT pg_terminate_backend(' . $one->pid . ')');
+is($two->answer, '50|0', 'and has all of it when the first is gone');
+is(query(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'interrupted %'}), 50, 'nothing is left of the first');
+
+# A batch has one deadline: those that it cannot have are told, the others are claimed.
+$one = Client->new($node);
+$one->ask('BEGIN');
+$one->ask(q{SELECT claim_batch(keys(1, 99, 2, 'odd '))});
+is( $two->ask(q{
+		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 1'::text, ARRAY[100]), keys(1, 100, 1, 'odd '), wait => '50 ms')
+		GROUP BY outcome ORDER BY outcome}),
+	"claimed|50\ntimed_out|50", 'those that were free, and those that were not');
+is( $two->ask(q{
+		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 0'::text, ARRAY[100]), keys(1, 100, 1, 'odd '), wait => '0')
+		GROUP BY outcome ORDER BY outcome}),
+	"claimed|51\nin_progress|49", 'without waiting');
+$one->ask('ROLLBACK');
+
+$one->quit;
+$two->quit;
+$node->stop;
+unlike(slurp_file($node->logfile), qr/TRAP|PANIC|was terminated by signal|WARNING:.*leak/, 'nothing broke');
+
+done_testing();
