@@ -1,5 +1,7 @@
 -- The library where its SQL objects are missing, come, go, or are elsewhere.
 -- :SQLSTATE is that of the statement before.
+-- From 18 on an error says where in the install script it was.
+\set SHOW_CONTEXT never
 
 CREATE FUNCTION lone_claim(text, text, text DEFAULT '', bytea DEFAULT NULL, interval DEFAULT NULL) RETURNS bool
 	AS '$libdir/idem', 'idem_claim' LANGUAGE C;
