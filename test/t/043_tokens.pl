@@ -38,11 +38,14 @@ sub query
 	return $node->safe_psql('postgres', $query);
 }
 
+# It waits, or it was answered, which is wrong.
 sub waits_for_lock
 {
 	my ($client, $name) = @_;
-	return ok( $node->poll_query_until('postgres',
-			"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $client->pid), $name);
+	my $activity = 'FROM pg_stat_activity WHERE pid = ' . $client->pid;
+	$node->poll_query_until('postgres', qq{
+		SELECT wait_event_type = 'Lock' OR (state = 'idle' AND query ~ 'idem_try_claim') $activity});
+	return is(query("SELECT wait_event_type $activity"), 'Lock', $name);
 }
 
 my $take = q{SELECT token FROM idem_try_claim('user', '%s', lease => '1 hour')};
@@ -69,7 +72,7 @@ my $first = Client->new($node);
 my $second = Client->new($node);
 my $other = Client->new($node);
 $door->ask('SELECT pg_advisory_lock(1)');
-$first->ask("SET test.stall = 'on'");
+$first->ask("SET test.stall = 'on'; SET idem.wait = '1 s'");
 my $before = query(q{SELECT nextval('idem_token_seq')});
 $first->send(sprintf($take, 'order'));
 waits_for_lock($first, 'B is stopped');
@@ -90,7 +93,7 @@ cmp_ok($next, '>', $token, 'A claims after the release, with a higher one');
 $second->ask("SELECT idem_release('user', 'order', $next)");
 $second->ask('BEGIN');
 $second->ask(q{SELECT idem_claim('user', 'order')});
-$first->ask('RESET test.stall');
+$first->ask('RESET test.stall; RESET idem.wait');
 $first->send(sprintf($take, 'order'));
 waits_for_lock($first, 'B waits for a transaction');
 my $newer = $second->ask(sprintf($take, 'newer'));

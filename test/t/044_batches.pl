@@ -26,10 +26,10 @@ CREATE TABLE claimed (request text, client int);
 CREATE FUNCTION keys(first int, last int, step int, prefix text) RETURNS text[] LANGUAGE sql AS $$
 	SELECT array_agg(prefix || i ORDER BY i * step) FROM generate_series(first, last) i
 $$;
--- Two users and two arrays of the same length
+-- Of two users
 CREATE FUNCTION claim_batch(requests text[]) RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(*) FROM idem_claim_many(
-		(SELECT array_agg('user ' || i % 2 ORDER BY i) FROM generate_series(1, cardinality(requests)) i), requests)
+		(SELECT array_agg('user ' || right(r, 1)::int % 2 ORDER BY n) FROM unnest(requests) WITH ORDINALITY AS t (r, n)), requests)
 	WHERE outcome = 'claimed'
 $$;
 });
@@ -116,7 +116,7 @@ my $two = Client->new($node);
 $one->ask('BEGIN');
 is($one->ask(q{SELECT claim_batch(keys(1, 50, 1, 'interrupted '))}), 50, 'one batch');
 $two->send(q{SELECT count(*) FILTER (WHERE outcome = 'claimed'), count(*) FILTER (WHERE outcome = 'completed')
-	FROM idem_claim_many(array_fill('user 1'::text, ARRAY[50]), keys(1, 50, -1, 'interrupted '))});
+	FROM idem_claim_many((SELECT array_agg('user ' || i % 2 ORDER BY i DESC) FROM generate_series(1, 50) i), keys(1, 50, -1, 'interrupted '))});
 ok( $node->poll_query_until('postgres', "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $two->pid),
 	'another waits for it');
 query('SELECT pg_terminate_backend(' . $one->pid . ')');
@@ -126,13 +126,13 @@ is(query(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'interrupted %
 # A batch has one deadline: those that it cannot have are told, the others are claimed.
 $one = Client->new($node);
 $one->ask('BEGIN');
-$one->ask(q{SELECT claim_batch(keys(1, 99, 2, 'odd '))});
+$one->ask(q{SELECT claim_batch(keys(1, 99, 1, 'shared '))});
 is( $two->ask(q{
-		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 1'::text, ARRAY[100]), keys(1, 100, 1, 'odd '), wait => '50 ms')
+		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 1'::text, ARRAY[100]), keys(1, 100, 1, 'shared '), wait => '50 ms')
 		GROUP BY outcome ORDER BY outcome}),
 	"claimed|50\ntimed_out|50", 'those that were free, and those that were not');
 is( $two->ask(q{
-		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 0'::text, ARRAY[100]), keys(1, 100, 1, 'odd '), wait => '0')
+		SELECT outcome, count(*) FROM idem_claim_many(array_fill('user 0'::text, ARRAY[100]), keys(1, 100, 1, 'shared '), wait => '0')
 		GROUP BY outcome ORDER BY outcome}),
 	"claimed|51\nin_progress|49", 'without waiting');
 $one->ask('ROLLBACK');
