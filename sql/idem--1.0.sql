@@ -116,19 +116,161 @@ RETURNS pg_catalog.trigger
 AS 'MODULE_PATHNAME', 'idem_scopes_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: makes all sessions read idem_scopes again, and keeps guarded_since';
+COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: makes all sessions read idem_scopes again';
 
 -- Row triggers and ALWAYS: also what a subscriber receives is to act.
 CREATE TRIGGER idem_scopes_changed
 BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_changed();
 
-CREATE TRIGGER idem_scopes_truncated
+CREATE TRIGGER idem_scopes_changed_all
 BEFORE TRUNCATE ON @extschema@.idem_scopes
 FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_changed();
 
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed;
-ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_truncated;
+ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed_all;
+
+-- ----- what was promised before -----
+
+-- Under key_time = uuidv7 a key without a row is new if its own time is within the
+-- ttl, since a claim of it would still be remembered. That is wrong for claims that
+-- were promised less: made before the ttl grew or the policy was switched on, or
+-- under a row of the scope that was removed since. The guard says what is known of
+-- them: keys up to guarded_since were promised guarded_ttl at least, and are stale
+-- once that is over.
+
+CREATE TABLE @extschema@.idem_removed_scopes (
+	scope pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+	removed_at pg_catalog.timestamptz NOT NULL,
+	ttl pg_catalog.interval NOT NULL
+);
+
+COMMENT ON TABLE @extschema@.idem_removed_scopes IS 'what scopes have promised whose row was removed; kept by the extension';
+COMMENT ON COLUMN @extschema@.idem_removed_scopes.ttl IS 'their claims were promised this at least';
+
+CREATE FUNCTION @extschema@.idem_least_promise(
+	ttl pg_catalog.interval,
+	guarded_since pg_catalog.timestamptz,
+	guarded_ttl pg_catalog.interval)
+RETURNS pg_catalog.interval
+LANGUAGE sql VOLATILE
+BEGIN ATOMIC
+	-- A guard counts as long as it says more than the ttl.
+	SELECT LEAST(ttl, CASE WHEN guarded_since OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) ttl)
+		THEN COALESCE(guarded_ttl, pg_catalog.interval '0') END);
+END;
+
+COMMENT ON FUNCTION @extschema@.idem_least_promise(pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.interval) IS
+'for the triggers of idem_scopes: what claims of a scope with these values were promised at least';
+
+-- The lock waits for all transactions that have claimed, and keeps others from it
+-- until the change commits: so no claim under the old policy is later than the guard.
+-- A key's own time can be a minute ahead of its claim.
+--
+-- This trigger and the next run as the owner of the objects, in whatever schema they
+-- are now. They need idem.ttl, which the library defines: idem_scopes_changed() has
+-- loaded it, being first in the order of names.
+CREATE FUNCTION @extschema@.idem_scopes_guard()
+RETURNS pg_catalog.trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+	default_ttl constant interval := current_setting('idem.ttl');
+	caller_timeout constant text := current_setting('lock_timeout');
+	old_ttl interval;
+	removed_ttl interval;
+	promised interval;
+BEGIN
+	IF TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
+		RETURN NEW;		-- restored from a dump
+	END IF;
+	IF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+		old_ttl := coalesce(OLD.ttl, default_ttl);
+		IF coalesce(NEW.ttl, default_ttl) <= old_ttl
+			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
+			RETURN NEW;
+		END IF;
+		EXECUTE format('SELECT %I.idem_least_promise($1, $2, $3)', TG_TABLE_SCHEMA)
+			INTO promised USING old_ttl, OLD.guarded_since, OLD.guarded_ttl;
+	ELSE
+		EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1 RETURNING ttl', TG_TABLE_SCHEMA)
+			INTO removed_ttl USING NEW.scope;
+		promised := least(default_ttl, removed_ttl);
+		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
+			RETURN NEW;
+		END IF;
+	END IF;
+
+	IF caller_timeout = '0' THEN
+		PERFORM set_config('lock_timeout', '5s', true);
+	END IF;
+	BEGIN
+		EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', TG_RELID::regclass);
+	EXCEPTION WHEN lock_not_available THEN
+		RAISE EXCEPTION 'policy of scope "%" cannot change now: transactions that have claimed are running', NEW.scope
+			USING ERRCODE = 'lock_not_available',
+			HINT = 'Try again when they have ended; prepared transactions count too. Set lock_timeout to wait longer than 5 seconds.';
+	END;
+	PERFORM set_config('lock_timeout', caller_timeout, true);
+	NEW.guarded_since := clock_timestamp() + interval '1 minute';
+	NEW.guarded_ttl := promised;
+	RETURN NEW;
+END
+$function$;
+
+COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since';
+
+CREATE FUNCTION @extschema@.idem_scopes_removed()
+RETURNS pg_catalog.trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+	default_ttl constant interval := current_setting('idem.ttl');
+	record_it constant text := format($$
+		INSERT INTO %1$I.idem_removed_scopes AS removed (scope, removed_at, ttl)
+		VALUES ($1, clock_timestamp(), %1$I.idem_least_promise($2, $3, $4))
+		ON CONFLICT (scope) DO UPDATE SET removed_at = excluded.removed_at, ttl = least(removed.ttl, excluded.ttl)
+		$$, TG_TABLE_SCHEMA);
+	gone record;
+BEGIN
+	-- What is older says nothing that idem.ttl does not say.
+	EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE removed_at < clock_timestamp() - $1 - interval ''1 day''', TG_TABLE_SCHEMA)
+		USING default_ttl;
+	IF TG_OP = 'TRUNCATE' THEN
+		FOR gone IN EXECUTE format('SELECT * FROM %s', TG_RELID::regclass) LOOP
+			EXECUTE record_it USING gone.scope, coalesce(gone.ttl, default_ttl), gone.guarded_since, gone.guarded_ttl;
+		END LOOP;
+		RETURN NULL;
+	END IF;
+	IF TG_OP = 'DELETE' THEN
+		EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
+		RETURN OLD;
+	END IF;
+	IF OLD.scope <> NEW.scope THEN
+		EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
+	END IF;
+	RETURN NEW;
+END
+$function$;
+
+COMMENT ON FUNCTION @extschema@.idem_scopes_removed() IS 'trigger: keeps idem_removed_scopes';
+
+-- Not on a subscriber, which receives the publisher's guard
+CREATE TRIGGER idem_scopes_guard
+BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+
+CREATE TRIGGER idem_scopes_removed
+BEFORE UPDATE OR DELETE ON @extschema@.idem_scopes
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_removed();
+
+CREATE TRIGGER idem_scopes_removed_all
+BEFORE TRUNCATE ON @extschema@.idem_scopes
+FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_removed();
 
 -- ----- claiming -----
 
@@ -384,10 +526,14 @@ DECLARE
 	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
 	more pg_catalog.bool := true;
+	-- in the schema as it is called now
+	step constant pg_catalog.text := pg_catalog.format(
+		'SELECT more, next_start FROM %s.idem_cleanup_step($1, $2, $3)',
+		(SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e
+			WHERE e.extname OPERATOR(pg_catalog.=) 'idem'));
 BEGIN
 	WHILE more LOOP
-		SELECT step.more, step.next_start INTO more, start
-		FROM @extschema@.idem_cleanup_step(batch_size, start, expired_before) AS step;
+		EXECUTE step INTO more, start USING batch_size, start, expired_before;
 		COMMIT;
 	END LOOP;
 END
@@ -542,10 +688,10 @@ DECLARE
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	extension oid;
-	schema oid;
+	schema regnamespace;
 	routine regprocedure;
 BEGIN
-	IF role IS NULL OR privileges IS NULL OR privileges NOT IN ('app', 'operator')
+	IF role IS NULL OR NOT EXISTS (SELECT FROM pg_roles WHERE oid = role) OR privileges IS NULL OR privileges NOT IN ('app', 'operator')
 		OR command IS NULL OR command NOT IN ('GRANT %s TO %s', 'REVOKE %s FROM %s') THEN
 		RAISE EXCEPTION 'rights are granted to, and revoked from, a role as ''app'' or ''operator'''
 			USING ERRCODE = 'invalid_parameter_value',
@@ -555,9 +701,9 @@ BEGIN
 
 	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN
 		IF has_schema_privilege(session_user, schema, 'USAGE WITH GRANT OPTION') THEN
-			EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema::regnamespace, role);
+			EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, role);
 		ELSE
-			RAISE WARNING 'role % cannot use schema %', role, schema::regnamespace
+			RAISE WARNING 'role % cannot use schema %', role, schema
 				USING HINT = 'The owner of the schema has to grant USAGE on it.';
 		END IF;
 	END IF;
@@ -572,13 +718,13 @@ BEGIN
 	LOOP
 		EXECUTE format(command, format('EXECUTE ON ROUTINE %s', routine), role);
 	END LOOP;
-	EXECUTE format(command, 'USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome', role);
+	EXECUTE format(command, format('USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome', schema), role);
 
 	IF privileges = 'operator' THEN
-		EXECUTE format(command, format('SELECT (%s) ON @extschema@.idem_claims', columns), role);
-		EXECUTE format(command, 'SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes', role);
+		EXECUTE format(command, format('SELECT (%s) ON %s.idem_claims', columns, schema), role);
+		EXECUTE format(command, format('SELECT, INSERT, UPDATE, DELETE ON %s.idem_scopes', schema), role);
 		EXECUTE format(command,
-			'SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics', role);
+			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics', schema), role);
 	END IF;
 END
 $function$;
@@ -607,7 +753,7 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text)
 'takes back what idem_grant() has granted; app and operator share some functions';
 
 -- No function is for everybody, and the owner can grant all of them but the
--- trigger's, which runs without such a right and is for no other table.
+-- triggers', which run without such a right and are for no other table.
 DO $block$
 DECLARE
 	routine pg_catalog.regprocedure;
@@ -622,7 +768,8 @@ BEGIN
 			AND d.deptype OPERATOR(pg_catalog.=) 'e'
 	LOOP
 		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
-		IF routine OPERATOR(pg_catalog.<>) '@extschema@.idem_scopes_changed()'::pg_catalog.regprocedure THEN
+		IF (SELECT p.prorettype FROM pg_catalog.pg_proc p WHERE p.oid OPERATOR(pg_catalog.=) routine)
+			OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype THEN
 			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
 		END IF;
 	END LOOP;
@@ -635,8 +782,10 @@ GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowne
 -- What the owner of the database needs to dump, to restore and to grant
 GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
 GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT, INSERT ON @extschema@.idem_removed_scopes TO @extowner@ WITH GRANT OPTION;
 GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_scopes', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_removed_scopes', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_token_seq', '');

@@ -5,16 +5,20 @@
  * The keys are claimed in their order, whatever the order of the arrays, so that
  * two batches that come first in their transactions never wait for each other in
  * a circle.  Equal keys are claimed in the order of the arrays: the first claims,
- * the others are second claims.  The answers come in the order of the arrays.
+ * the others are second claims.  The answers come in the order of the arrays: they
+ * carry stored results, which can be large, so they are sorted within work_mem.
  */
 #include "postgres.h"
 
+#include "catalog/pg_operator_d.h"
 #include "catalog/pg_type_d.h"
+#include "executor/tuptable.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/tuplesort.h"
 
 #include "catalog.h"
 #include "claim.h"
@@ -25,15 +29,13 @@
 #include "store.h"
 #include "wait.h"
 
-/* One element of the arrays, and its answer */
+/* One element of the arrays */
 typedef struct BatchElement
 {
 	int			ordinal;		/* from 1 */
 	bool		valid;
 	IdemKey		key;
 	bytea	   *fingerprint;	/* NULL: none */
-	IdemOutcome outcome;
-	Jsonb	   *result;
 } BatchElement;
 
 PG_FUNCTION_INFO_V1(idem_claim_many);
@@ -98,7 +100,6 @@ read_elements(FunctionCallInfo fcinfo, text *scope, int *n)
 		BatchElement *element = &elements[i];
 
 		element->ordinal = i + 1;
-		element->outcome = IDEM_INVALID;
 		element->key.scope = scope;
 		element->key.user_id = valid_id(users[i], no_user[i]);
 		element->key.request_id = valid_id(requests[i], no_request[i]);
@@ -125,49 +126,67 @@ compare_elements(const void *a, const void *b)
 	return order != 0 ? order : x->ordinal - y->ordinal;
 }
 
-static int
-compare_ordinals(const void *a, const void *b)
-{
-	return ((const BatchElement *) a)->ordinal -
-		((const BatchElement *) b)->ordinal;
-}
-
 static void
-claim_element(IdemClaimCall *call, BatchElement *element)
+claim_element(IdemClaimCall *call, const BatchElement *element,
+			  IdemClaimAnswer *answer)
 {
-	IdemClaimAnswer answer;
-
+	memset(answer, 0, sizeof(*answer));
+	answer->outcome = IDEM_INVALID;
 	call->key = element->key;
 	call->fingerprint = element->fingerprint;
-	if (!element->valid ||
-		idem_claim_check_key_time(call) != IDEM_KEY_TIME_OK)
-	{
+	if (element->valid)
+		idem_claim_key(call, answer);
+	if (answer->outcome == IDEM_INVALID)
 		idem_stats_count_outcome(IDEM_INVALID);
-		return;
-	}
-	idem_claim_key(call, &answer);
-	element->outcome = answer.outcome;
-	element->result = answer.result;
 }
 
 static void
-return_elements(FunctionCallInfo fcinfo, const BatchElement *elements, int n)
+put_answer(Tuplesortstate *answers, TupleTableSlot *slot, int ordinal,
+		   const IdemClaimAnswer *answer)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, 0, 3 * sizeof(bool));
+	slot->tts_values[0] = Int32GetDatum(ordinal);
+	slot->tts_values[1] =
+		ObjectIdGetDatum(idem_catalog()->outcome[answer->outcome]);
+	slot->tts_values[2] = PointerGetDatum(answer->result);
+	slot->tts_isnull[2] = answer->result == NULL;
+	ExecStoreVirtualTuple(slot);
+	tuplesort_puttupleslot(answers, slot);
+}
 
-	InitMaterializedSRF(fcinfo, 0);
+static Tuplesortstate *
+begin_answers(TupleDesc desc)
+{
+	AttrNumber	ordinal = 1;
+	Oid			ascending = Int4LessOperator;
+	Oid			no_collation = InvalidOid;
+	bool		nulls_first = false;
+
+	return tuplesort_begin_heap(desc, 1, &ordinal, &ascending, &no_collation,
+								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
+}
+
+/* Claims the elements, in their order.  What a claim allocates goes with it. */
+static void
+claim_elements(IdemClaimCall *call, const BatchElement *elements, int n,
+			   Tuplesortstate *answers, TupleTableSlot *slot)
+{
+	MemoryContext one = AllocSetContextCreate(CurrentMemoryContext,
+											  "idem batch element",
+											  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(one);
+
 	for (int i = 0; i < n; i++)
 	{
-		const BatchElement *element = &elements[i];
-		Datum		values[3] = {
-			Int32GetDatum(element->ordinal),
-			ObjectIdGetDatum(idem_catalog()->outcome[element->outcome]),
-			PointerGetDatum(element->result)
-		};
-		bool		nulls[3] = {false, false, element->result == NULL};
+		IdemClaimAnswer answer;
 
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		claim_element(call, &elements[i], &answer);
+		put_answer(answers, slot, elements[i].ordinal, &answer);
+		MemoryContextReset(one);
 	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(one);
 }
 
 /*
@@ -179,20 +198,31 @@ return_elements(FunctionCallInfo fcinfo, const BatchElement *elements, int n)
 Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemClaimCall call = {0};
-	text	   *scope = idem_scope_from_arg(fcinfo, 2);
+	text	   *scope;
 	BatchElement *elements;
 	int			n;
+	Tuplesortstate *answers;
+	TupleTableSlot *slot;
 
-	elements = read_elements(fcinfo, scope, &n);
 	call.deadline = idem_deadline_from_arg(fcinfo, 4);
-	idem_store_open("idem_claim_many()");
-	call.policy = idem_policy(scope);
-
+	scope = idem_scope_from_arg(fcinfo, 2);
+	elements = read_elements(fcinfo, scope, &n);
 	qsort(elements, n, sizeof(BatchElement), compare_elements);
-	for (int i = 0; i < n; i++)
-		claim_element(&call, &elements[i]);
-	qsort(elements, n, sizeof(BatchElement), compare_ordinals);
-	return_elements(fcinfo, elements, n);
+
+	InitMaterializedSRF(fcinfo, 0);
+	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
+	answers = begin_answers(rsinfo->setDesc);
+	idem_claim_begin(&call, "idem_claim_many()");
+	claim_elements(&call, elements, n, answers, slot);
+	ExecDropSingleTupleTableSlot(slot);
+
+	tuplesort_performsort(answers);
+	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsMinimalTuple);
+	while (tuplesort_gettupleslot(answers, true, false, slot, NULL))
+		tuplestore_puttupleslot(rsinfo->setResult, slot);
+	ExecDropSingleTupleTableSlot(slot);
+	tuplesort_end(answers);
 	return (Datum) 0;
 }

@@ -4,7 +4,7 @@
  *
  * The order of decisions, the same on every path:
  *
- *	1. arguments;
+ *	1. arguments, with what the scope's policy says of them;
  *	2. another transaction is inserting, updating or deleting the row: wait for
  *	   it, and look again.  What is not committed says nothing, its fingerprint
  *	   included.  Our own transaction's key is never waited for;
@@ -23,6 +23,11 @@
  *
  * A lease looks and writes under the lock of its key, see idem_store_lock_key();
  * so one attempt never waits, it only says what to wait for.
+ *
+ * Who sleeps until a lease ends holds no lock of a table in that time, if it can
+ * (step_back()): whoever wants to lock the table would wait for the sleeper, and
+ * the holder of the lease behind that, until it has lost the lease; and no deadlock
+ * detection sees who sleeps.
  */
 #include "postgres.h"
 
@@ -56,8 +61,10 @@
 /* What an attempt ends in */
 typedef enum Step
 {
+	STEP_LOOK,					/* at the key */
 	STEP_ANSWER,
 	STEP_AGAIN,					/* somebody was there first */
+	STEP_WAIT_FOR_POLICY,
 	STEP_WAIT_FOR_TRANSACTION,
 	STEP_WAIT_FOR_ROW_LOCK,
 	STEP_WAIT_FOR_LEASE
@@ -234,6 +241,54 @@ attempt_under_key_lock(IdemClaimCall *call, IdemFound *found,
 	return step;
 }
 
+static IdemKeyTimeCheck
+check_key_time(IdemClaimCall *call)
+{
+	call->key_time = IDEM_NO_KEY_TIME;
+	if (!call->policy.key_time_uuidv7)
+		return IDEM_KEY_TIME_OK;
+	if (!idem_key_parse_time(&call->key, &call->key_time))
+		return IDEM_KEY_TIME_MALFORMED;
+	if (call->key_time > GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US)
+		return IDEM_KEY_TIME_AHEAD;
+	return IDEM_KEY_TIME_OK;
+}
+
+/*
+ * The policy that the look at the key goes by, and what it says of the arguments.
+ * Locks in this order: the table of claims, the table of policies.
+ */
+static Step
+take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
+{
+	if (!call->has_policy)
+	{
+		(void) idem_store_open(call->command);
+		if (!idem_policy_lock())
+			return STEP_WAIT_FOR_POLICY;
+		call->policy = idem_policy(call->key.scope);
+		call->has_policy = true;
+	}
+	call->key_time_check = check_key_time(call);
+	if (call->key_time_check != IDEM_KEY_TIME_OK)
+	{
+		answer->outcome = IDEM_INVALID;
+		return STEP_ANSWER;
+	}
+	idem_check_size(&call->key, &call->policy, call->progress, "progress");
+	return STEP_LOOK;
+}
+
+static void
+step_back(IdemClaimCall *call)
+{
+	if (!call->can_step_back)
+		return;
+	idem_policy_unlock();
+	call->has_policy = false;
+	idem_store_step_back();
+}
+
 /* False: the caller's patience is at its end. */
 static bool
 wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
@@ -242,9 +297,14 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 	IdemDeadline *deadline = &call->deadline;
 
 	if (step == STEP_WAIT_FOR_LEASE)
+	{
+		step_back(call);
 		return idem_wait_for_lease(&call->key, found->row.lease_until, deadline);
+	}
 
 	idem_wait_end();
+	if (step == STEP_WAIT_FOR_POLICY)
+		return idem_wait_for_policy(deadline);
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
 		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
 	if (probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
@@ -253,8 +313,9 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 }
 
 static void
-note_claimed(const IdemClaimCall *call, const IdemClaimAnswer *answer)
+note_claimed(IdemClaimCall *call, const IdemClaimAnswer *answer)
 {
+	call->can_step_back = false;
 	idem_held_note_claimed(&call->key, answer->token);
 	idem_stats_count_claim(answer->expires_at);
 	/* The token must not be drawn again after a crash. */
@@ -263,10 +324,18 @@ note_claimed(const IdemClaimCall *call, const IdemClaimAnswer *answer)
 }
 
 void
+idem_claim_begin(IdemClaimCall *call, const char *command)
+{
+	call->command = command;
+	call->can_step_back = idem_store_open(command);
+	call->has_policy = false;
+}
+
+void
 idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	IdemFound	found;
-	IdemProbe	probe;
+	IdemProbe	probe = IDEM_PROBE_ABSENT;
 	Step		step;
 	int64		wait_began_us = 0;
 	IdemDeadline delete_deadline;
@@ -276,9 +345,11 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 		CHECK_FOR_INTERRUPTS();
 		memset(answer, 0, sizeof(*answer));
 		answer->expires_at = answer->lease_until = IDEM_NO_TIME;
-		step = call->lease_us > 0 ?
-			attempt_under_key_lock(call, &found, &probe, answer) :
-			attempt(call, &found, &probe, answer);
+		step = take_policy(call, answer);
+		if (step == STEP_LOOK)
+			step = call->lease_us > 0 ?
+				attempt_under_key_lock(call, &found, &probe, answer) :
+				attempt(call, &found, &probe, answer);
 		if (step == STEP_ANSWER)
 			break;
 		if (step == STEP_AGAIN)
@@ -303,7 +374,7 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 	}
 	if (answer->outcome == IDEM_CLAIMED)
 		note_claimed(call, answer);
-	else
+	else if (answer->outcome != IDEM_INVALID)
 	{
 		idem_held_note_answer(&call->key, answer->outcome, answer->result,
 							  step == STEP_ANSWER &&
@@ -314,23 +385,10 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 
 /* ----- SQL ----- */
 
-IdemKeyTimeCheck
-idem_claim_check_key_time(IdemClaimCall *call)
-{
-	call->key_time = IDEM_NO_KEY_TIME;
-	if (!call->policy.key_time_uuidv7)
-		return IDEM_KEY_TIME_OK;
-	if (!idem_key_parse_time(&call->key, &call->key_time))
-		return IDEM_KEY_TIME_MALFORMED;
-	if (call->key_time > GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US)
-		return IDEM_KEY_TIME_AHEAD;
-	return IDEM_KEY_TIME_OK;
-}
-
 static void
-require_key_time(IdemClaimCall *call)
+raise_key_time(const IdemClaimCall *call)
 {
-	switch (idem_claim_check_key_time(call))
+	switch (call->key_time_check)
 	{
 		case IDEM_KEY_TIME_OK:
 			break;
@@ -351,23 +409,14 @@ require_key_time(IdemClaimCall *call)
 	}
 }
 
-/*
- * Step 1.  Arguments: user_id, request_id, scope, fingerprint, wait.
- *
- * The policy is read under the lock of the table, which a change of policy that
- * must not miss any claim waits for (policy.c).
- */
+/* Arguments: user_id, request_id, scope, fingerprint, wait. */
 static void
-read_arguments(FunctionCallInfo fcinfo, const char *command,
-			   IdemClaimCall *call)
+read_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 {
 	memset(call, 0, sizeof(*call));
+	call->deadline = idem_deadline_from_arg(fcinfo, 4);
 	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
 	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);
-	call->deadline = idem_deadline_from_arg(fcinfo, 4);
-	idem_store_open(command);
-	call->policy = idem_policy(call->key.scope);
-	require_key_time(call);
 }
 
 /* More of them: lease, progress. */
@@ -383,7 +432,15 @@ read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 				 errmsg("progress needs a lease"),
 				 errhint("Fix the client: pass lease too, or leave progress out.")));
 	call->progress = PG_GETARG_JSONB_P(6);
-	idem_check_size(&call->key, &call->policy, call->progress, "progress");
+}
+
+static void
+claim_one(IdemClaimCall *call, const char *command, IdemClaimAnswer *answer)
+{
+	idem_claim_begin(call, command);
+	idem_claim_key(call, answer);
+	if (answer->outcome == IDEM_INVALID)
+		raise_key_time(call);
 }
 
 /*
@@ -397,8 +454,8 @@ idem_claim(PG_FUNCTION_ARGS)
 	IdemClaimCall call;
 	IdemClaimAnswer answer;
 
-	read_arguments(fcinfo, "idem_claim()", &call);
-	idem_claim_key(&call, &answer);
+	read_arguments(fcinfo, &call);
+	claim_one(&call, "idem_claim()", &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
 		idem_raise_outcome(answer.outcome, &call.key);
 	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
@@ -421,9 +478,9 @@ idem_try_claim(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
-	read_arguments(fcinfo, "idem_try_claim()", &call);
+	read_arguments(fcinfo, &call);
 	read_lease_arguments(fcinfo, &call);
-	idem_claim_key(&call, &answer);
+	claim_one(&call, "idem_try_claim()", &answer);
 
 	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[answer.outcome]);
 	values[1] = PointerGetDatum(answer.result);

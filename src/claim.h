@@ -9,15 +9,30 @@
 #include "store.h"
 #include "wait.h"
 
+/* How far a scope's rule on the time of keys is kept */
+typedef enum IdemKeyTimeCheck
+{
+	IDEM_KEY_TIME_OK,
+	IDEM_KEY_TIME_MALFORMED,
+	IDEM_KEY_TIME_AHEAD
+} IdemKeyTimeCheck;
+
 typedef struct IdemClaimCall
 {
+	/* The caller's to set, before idem_claim_begin() */
 	IdemKey		key;
 	bytea	   *fingerprint;	/* NULL: none */
 	int64		lease_us;		/* 0: a transactional claim */
 	Jsonb	   *progress;		/* of a lease; NULL: none */
 	IdemDeadline deadline;
+
+	/* claim.c's */
+	const char *command;		/* for errors */
+	bool		can_step_back;	/* see idem_store_step_back() */
+	bool		has_policy;		/* locked, and read */
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
+	IdemKeyTimeCheck key_time_check;
 } IdemClaimCall;
 
 typedef struct IdemClaimAnswer
@@ -30,20 +45,15 @@ typedef struct IdemClaimAnswer
 	TimestampTz lease_until;	/* the same */
 } IdemClaimAnswer;
 
-/* How far a scope's rule on the time of keys is kept */
-typedef enum IdemKeyTimeCheck
-{
-	IDEM_KEY_TIME_OK,
-	IDEM_KEY_TIME_MALFORMED,
-	IDEM_KEY_TIME_AHEAD
-} IdemKeyTimeCheck;
+/* Once a call from SQL, before the first key.  Raises 25006 and 0A000. */
+extern void idem_claim_begin(IdemClaimCall *call, const char *command);
 
-/* Sets key_time from the key, as the policy asks for. */
-extern IdemKeyTimeCheck idem_claim_check_key_time(IdemClaimCall *call);
-
-/* Claims the key; the caller has checked the arguments, after idem_store_open().
- * What the answer points to is palloc'd. */
-extern void idem_claim_key(IdemClaimCall *call,
-						   IdemClaimAnswer *answer);
+/*
+ * Claims the key; the caller has checked the arguments, but for what the scope's
+ * policy says of them: IDEM_INVALID says that the key's time is not as it wants
+ * (key_time_check), and is not counted; progress over the cap raises ID413.  What
+ * the answer points to is palloc'd.
+ */
+extern void idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer);
 
 #endif							/* IDEM_CLAIM_H */

@@ -115,8 +115,8 @@ index_held(IdemHeld *held)
 
 	if (found)
 	{
-		/* Settled by this transaction, and claimed anew: failed, or forgotten */
-		Assert(slot->held->settled_in != InvalidSubTransactionId);
+		/* Settled by this transaction, and claimed anew: failed, or forgotten;
+		 * or its row was deleted by hand */
 		held->shadowed = slot->held;
 	}
 	slot->held = held;
@@ -398,7 +398,7 @@ name_unsettled(void)
 			continue;
 		if (nnamed++ == NAMED_KEYS_MAX)
 		{
-			appendStringInfoString(&names, "; ...");
+			appendStringInfoString(&names, "; and more");
 			break;
 		}
 		if (names.len > 0)

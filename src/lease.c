@@ -58,15 +58,21 @@ read_holder(FunctionCallInfo fcinfo, int scope_arg, IdemHolder *holder)
 				 errhint("Fix the client: pass the token that idem_try_claim() returned with the lease.")));
 }
 
+static void
+require_unsettled(const IdemHolder *holder, const IdemFound *found)
+{
+	if (found->row.state != IDEM_STATE_IN_PROGRESS)
+		idem_raise_lost(&holder->key, "lease is settled",
+						"Stop, and roll back: the request is completed or failed.");
+}
+
 /* The row of the holder's lease, not settled; or ID410. */
 static void
 find_lease(const IdemHolder *holder, IdemFound *found,
 		   IdemDeadline *deadline)
 {
 	idem_find_row_of_holder(holder, found, deadline);
-	if (found->row.state != IDEM_STATE_IN_PROGRESS)
-		idem_raise_lost(&holder->key, "lease is settled",
-						"Stop, and roll back: the request is completed or failed.");
+	require_unsettled(holder, found);
 }
 
 /*
@@ -123,7 +129,9 @@ idem_release(PG_FUNCTION_ARGS)
 	while ((there = idem_find_settled_down(&holder.key, &found,
 										   &deadline)))
 	{
-		find_lease(&holder, &found, &deadline);
+		if (found.row.token != holder.token)
+			idem_raise_lost_lease(&holder.key);
+		require_unsettled(&holder, &found);
 		if (idem_store_delete(&found.tid))
 			break;
 		idem_wait_for_row_or_raise(&holder.key, &found, &deadline);

@@ -10,12 +10,17 @@
  *
  * A scope without a row is cached as well: an INSERT invalidates like the rest.
  * Settings are not copied into the cache: they are read when they are needed.
+ *
+ * What guarded_since says of the past rests on a lock.  A claim holds RowShareLock
+ * on idem_scopes from before it reads the policy until its transaction ends; the trigger that moves the guard takes ExclusiveLock (the install
+ * script, idem_scopes_guard()).  So it waits for all who have claimed under the old
+ * policy, and whoever waits for it reads the new one.  Whoever settles, extends or
+ * fences a lease makes no promise to a key without a row, and takes no such lock.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/table.h"
-#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
 #include "common/int.h"
@@ -115,10 +120,7 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
 }
 
-/*
- * Saturates: the trigger and a caller's argument see values that no CHECK or
- * bound has looked at yet.
- */
+/* Saturates: a caller's argument is looked at before any bound is. */
 int64
 idem_interval_us(const Interval *interval)
 {
@@ -224,6 +226,18 @@ with_settings(IdemPolicy policy)
 	return policy;
 }
 
+bool
+idem_policy_lock(void)
+{
+	return ConditionalLockRelationOid(idem_catalog()->scopes, IDEM_CLAIM_LOCK);
+}
+
+void
+idem_policy_unlock(void)
+{
+	UnlockRelationOid(idem_catalog()->scopes, IDEM_CLAIM_LOCK);
+}
+
 IdemPolicy
 idem_policy(const text *scope)
 {
@@ -291,112 +305,12 @@ idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
 
 /* ----- the trigger on idem_scopes ----- */
 
-typedef struct ScopeTuple
-{
-	text	   *scope;
-	int64		ttl_us;
-	bool		uuidv7;
-	bool		is_guarded;		/* guarded_since is not NULL */
-	TimestampTz guarded_since;
-	int64		guarded_ttl_us; /* NULL: 0, nothing was promised */
-} ScopeTuple;
-
-static ScopeTuple
-read_scope_tuple(HeapTuple tuple, TupleDesc desc)
-{
-	ScopeTuple	scope = {.ttl_us = idem_ttl * USECS_PER_SEC};
-	bool		isnull;
-	Datum		datum;
-
-	datum = heap_getattr(tuple, Anum_scopes_scope, desc, &isnull);
-	if (!isnull)
-		scope.scope = DatumGetTextPP(datum);
-	datum = heap_getattr(tuple, Anum_scopes_ttl, desc, &isnull);
-	if (!isnull)
-		scope.ttl_us = idem_interval_us(DatumGetIntervalP(datum));
-	datum = heap_getattr(tuple, Anum_scopes_key_time, desc, &isnull);
-	if (!isnull)
-		scope.uuidv7 = strcmp(TextDatumGetCString(datum), "uuidv7") == 0;
-	datum = heap_getattr(tuple, Anum_scopes_guarded_since, desc, &isnull);
-	if (!isnull)
-		scope.guarded_since = DatumGetTimestampTz(datum);
-	scope.is_guarded = !isnull;
-	datum = heap_getattr(tuple, Anum_scopes_guarded_ttl, desc, &isnull);
-	if (!isnull)
-		scope.guarded_ttl_us = idem_interval_us(DatumGetIntervalP(datum));
-	return scope;
-}
-
-static HeapTuple
-with_guard(HeapTuple tuple, TupleDesc desc, TimestampTz since, int64 ttl_us)
-{
-	int			columns[] = {Anum_scopes_guarded_since, Anum_scopes_guarded_ttl};
-	bool		nulls[] = {false, false};
-	Interval   *ttl = palloc0(sizeof(Interval));
-	Datum		values[] = {TimestampTzGetDatum(since), IntervalPGetDatum(ttl)};
-
-	ttl->day = ttl_us / USECS_PER_DAY;
-	ttl->time = ttl_us % USECS_PER_DAY;
-	return heap_modify_tuple_by_cols(tuple, desc, lengthof(columns), columns,
-									 values, nulls);
-}
-
-static bool
-same_scope(const ScopeTuple *a, const ScopeTuple *b)
-{
-	return a->scope != NULL && b->scope != NULL &&
-		DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
-											 PointerGetDatum(a->scope),
-											 PointerGetDatum(b->scope)));
-}
-
-/*
- * When the ttl grows, or a missing row starts to be taken for a proof, what was
- * claimed before is remembered for less than the policy says from now on.  The
- * guard says what is known of it: claims of keys up to guarded_since were
- * promised guarded_ttl at least.
- *
- * The lock waits for all transactions that have claimed under the old policy, and
- * keeps others from it until the change commits; who waits for it reads the new
- * policy.  So no claim under the old policy is later than the guard.
- */
-static HeapTuple
-move_guard(TriggerData *trigger)
-{
-	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
-	bool		is_update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
-	HeapTuple	tuple = is_update ? trigger->tg_newtuple : trigger->tg_trigtuple;
-	ScopeTuple	fresh = read_scope_tuple(tuple, desc);
-	ScopeTuple	old = {.ttl_us = idem_ttl * USECS_PER_SEC};
-	TimestampTz now;
-
-	if (is_update)
-		old = read_scope_tuple(trigger->tg_trigtuple, desc);
-	else if (fresh.is_guarded)
-		return tuple;			/* restored from a dump */
-	if (is_update && !same_scope(&old, &fresh))
-	{
-		/* Another scope, of which this row knows nothing: trust nothing. */
-		old = (ScopeTuple) {.ttl_us = 0};
-	}
-	else if (fresh.ttl_us <= old.ttl_us && fresh.uuidv7 <= old.uuidv7)
-		return tuple;
-
-	LockRelationOid(idem_catalog()->claims, ShareLock);
-	now = GetCurrentTimestamp();
-	/* An older guard counts as long as it says more than the ttl. */
-	if (old.is_guarded && old.guarded_since > now - old.ttl_us)
-		old.ttl_us = Min(old.ttl_us, old.guarded_ttl_us);
-	return with_guard(tuple, desc, now + IDEM_KEY_TIME_SKEW_US, old.ttl_us);
-}
-
 /* Before a row of idem_scopes changes, and before TRUNCATE */
 Datum
 idem_scopes_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = (TriggerData *) fcinfo->context;
 
-	/* Of no other table: it reads the columns by their position. */
 	if (!CALLED_AS_TRIGGER(fcinfo) ||
 		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
 		TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
@@ -406,17 +320,10 @@ idem_scopes_changed(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("idem_scopes_changed() is the trigger of idem_scopes"),
 				 errhint("Do not use it for other tables.")));
-	check_scopes_layout(trigger->tg_relation);
-
 	CacheInvalidateRelcache(trigger->tg_relation);
 
 	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
 		return PointerGetDatum(NULL);
-	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
-		return PointerGetDatum(trigger->tg_trigtuple);
-	/* A subscriber takes the publisher's guard. */
-	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
-		return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
-							   trigger->tg_newtuple : trigger->tg_trigtuple);
-	return PointerGetDatum(move_guard(trigger));
+	return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+						   trigger->tg_newtuple : trigger->tg_trigtuple);
 }

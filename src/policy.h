@@ -24,6 +24,15 @@ typedef struct IdemPolicy
 /* A key's own time may be this far ahead of the clock. */
 #define IDEM_KEY_TIME_SKEW_US USECS_PER_MINUTE
 
+/*
+ * A claim holds this lock on idem_scopes from before it reads the policy until its
+ * transaction ends.  False: somebody changes a promise, wait for it
+ * (idem_wait_for_policy()).  A claim that made no promise may unlock it before.
+ */
+#define IDEM_CLAIM_LOCK RowShareLock
+extern bool idem_policy_lock(void);
+extern void idem_policy_unlock(void);
+
 /* The policy of a scope as of now: its row in idem_scopes, or the settings. */
 extern IdemPolicy idem_policy(const text *scope);
 

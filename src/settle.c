@@ -59,6 +59,14 @@ idem_raise_lost(const IdemKey *key, const char *message, const char *hint)
 			 errhint("%s", hint)));
 }
 
+void
+idem_raise_lost_lease(const IdemKey *key)
+{
+	idem_stats_count_lost_lease();
+	idem_raise_lost(key, "lease is lost",
+					"Stop, and roll back: somebody else holds the request, or it was settled or dropped.");
+}
+
 int64
 idem_token_from_arg(FunctionCallInfo fcinfo, int arg)
 {
@@ -134,11 +142,7 @@ idem_find_row_of_holder(const IdemHolder *holder,
 	}
 	else if (!idem_find_settled_down(&holder->key, found, deadline) ||
 			 found->row.token != holder->token)
-	{
-		idem_stats_count_lost_lease();
-		idem_raise_lost(&holder->key, "lease is lost",
-						"Stop, and roll back: somebody else holds the request, or it was settled or dropped.");
-	}
+		idem_raise_lost_lease(&holder->key);
 }
 
 void

@@ -39,6 +39,9 @@ extern void idem_check_size(const IdemKey *key, const IdemPolicy *policy,
 extern void idem_raise_lost(const IdemKey *key, const char *message,
 							const char *hint);
 
+/* For a token that is not, or not any more, that of the key's lease; counts it. */
+extern void idem_raise_lost_lease(const IdemKey *key);
+
 /* What was done to a lease must survive a crash once it was committed, and wake
  * who waits for it. */
 extern void idem_commit_lease(const IdemKey *key);

@@ -40,7 +40,7 @@
  *
  *	- before the transaction commits or is prepared; an abort releases them by
  *	  itself;
- *	- when a subtransaction aborts, which may have created what is open;
+ *	- when a subtransaction aborts that may have created what is open, or locked it;
  *	- before any utility command, which could be DDL of the table, and would be
  *	  refused while its own session has the table open;
  *	- at the next use after an invalidation of the table or of an index of it.
@@ -60,6 +60,8 @@
 #include "access/xact.h"
 #include "catalog/pg_am_d.h"
 #include "catalog/pg_collation_d.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_sequence.h"
 #include "catalog/pg_type_d.h"
 #include "commands/sequence.h"
 #include "executor/executor.h"
@@ -77,6 +79,7 @@
 #include "utils/rel.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "store.h"
@@ -104,6 +107,10 @@ static const Oid claims_column_types[Natts_claims] = {
 	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
 };
 
+static const bool claims_column_not_null[Natts_claims] = {
+	true, false, false, true, true, true, true, false, false, false
+};
+
 /* Columns of the primary key, in its order */
 static const AttrNumber key_columns[] = {
 	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
@@ -115,6 +122,7 @@ typedef struct Store
 {
 	MemoryContext context;		/* holds all of this */
 	bool		in_use;
+	SubTransactionId locked_in; /* the latest in which locks were taken */
 	Relation	claims;
 	Relation	key_index;
 	TupleTableSlot *slot;
@@ -159,6 +167,7 @@ check_layout(Relation claims)
 	TupleDesc	desc = RelationGetDescr(claims);
 	Oid			state_type = idem_catalog()->state_type;
 	bool		same = claims->rd_rel->relkind == RELKIND_RELATION &&
+		!claims->rd_rel->relispartition &&
 		claims->rd_rel->relam == HEAP_TABLE_AM_OID &&
 		claims->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT &&
 		desc->natts == Natts_claims;
@@ -168,7 +177,8 @@ check_layout(Relation claims)
 		Oid			type = claims_column_types[i];
 
 		same = TupleDescAttr(desc, i)->atttypid ==
-			(OidIsValid(type) ? type : state_type);
+			(OidIsValid(type) ? type : state_type) &&
+			TupleDescAttr(desc, i)->attnotnull == claims_column_not_null[i];
 	}
 	if (!same)
 		refuse_table(claims, "another layout than the extension gave it",
@@ -266,6 +276,7 @@ open_store(void)
 	TupleDesc	desc;
 
 	store->context = context;
+	store->locked_in = GetCurrentSubTransactionId();
 	store->claims = open_claims(RowExclusiveLock);
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, RowExclusiveLock);
@@ -341,11 +352,25 @@ done_with_store(Store *store)
 	store->in_use = false;
 }
 
-void
+bool
 idem_store_open(const char *command)
 {
+	bool		was_open = the_store != NULL && !the_store_is_stale;
+
 	check_writable(command);
 	done_with_store(use_store());
+	return !was_open;
+}
+
+void
+idem_store_step_back(void)
+{
+	Oid			claims = RelationGetRelid(the_store->claims);
+	Oid			key_index = RelationGetRelid(the_store->key_index);
+
+	release_store();
+	UnlockRelationOid(key_index, RowExclusiveLock);
+	UnlockRelationOid(claims, RowExclusiveLock);
 }
 
 /* Nothing that can fail, and no catalog access: it only marks. */
@@ -383,7 +408,8 @@ static void
 end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL)
+	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
+		(the_store->in_use || the_store->locked_in >= mine))
 		release_store();
 }
 
@@ -637,6 +663,7 @@ lock_indexes(Store *store)
 
 	foreach(cell, RelationGetIndexList(store->claims))
 		LockRelationOid(lfirst_oid(cell), RowExclusiveLock);
+	store->locked_in = GetCurrentSubTransactionId();
 }
 
 static void
@@ -885,7 +912,23 @@ idem_store_unlock_key(const IdemKey *key)
 int64
 idem_store_draw_token(void)
 {
-	return nextval_internal(idem_catalog()->tokens, false);
+	Oid			sequence = idem_catalog()->tokens;
+	HeapTuple	tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
+	Form_pg_sequence form;
+	bool		grows;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for sequence %u", sequence);
+	form = (Form_pg_sequence) GETSTRUCT(tuple);
+	/* A cached number of one session can be lower than one that another used. */
+	grows = form->seqincrement > 0 && form->seqcache == 1 && !form->seqcycle;
+	ReleaseSysCache(tuple);
+	if (!grows)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("sequence \"idem_token_seq\" cannot number leases: its values do not grow from one call to the next"),
+				 errhint("Run ALTER SEQUENCE idem_token_seq INCREMENT 1 CACHE 1 NO CYCLE.")));
+	return nextval_internal(sequence, false);
 }
 
 bool
@@ -958,14 +1001,18 @@ open_expiry_index(Relation claims)
 	Relation	index = OidIsValid(oid) ?
 		index_open(oid, RowExclusiveLock) : NULL;
 
+	/* In order of expiry, all of them */
 	if (index == NULL ||
 		index->rd_index->indrelid != RelationGetRelid(claims) ||
 		!index->rd_index->indisvalid ||
-		index->rd_index->indkey.values[0] != Anum_claims_expires_at)
+		index->rd_rel->relam != BTREE_AM_OID ||
+		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
+		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||
+		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing or not valid"),
-				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at), or REINDEX it.")));
+				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
+				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at), after dropping what has its name, or REINDEX it.")));
 	return index;
 }
 

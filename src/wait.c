@@ -45,6 +45,7 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "catalog.h"
 #include "compat.h"
 #include "guc.h"
 #include "policy.h"
@@ -134,20 +135,25 @@ remaining_ms(const IdemDeadline *deadline)
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/* xid's lock is held for as long as it runs, and not after. */
-static void
-lock_transaction(TransactionId xid)
+/* A heavyweight lock that is waited for, and not kept */
+typedef struct Awaited
 {
 	LOCKTAG		tag;
+	LOCKMODE	mode;
+	const IdemKey *key;			/* the error's context names it; NULL: a change of
+								 * policy is waited for */
+} Awaited;
 
-	SET_LOCKTAG_TRANSACTION(tag, xid);
-	(void) LockAcquire(&tag, ShareLock, false, false);
-	LockRelease(&tag, ShareLock, false);
+static void
+wait_for_lock(const Awaited *awaited)
+{
+	(void) LockAcquire(&awaited->tag, awaited->mode, false, false);
+	LockRelease(&awaited->tag, awaited->mode, false);
 }
 
 /* False: it took longer than timeout_ms. */
 static bool
-lock_transaction_with_timeout(TransactionId xid, int timeout_ms)
+wait_for_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -161,7 +167,7 @@ lock_transaction_with_timeout(TransactionId xid, int timeout_ms)
 	{
 		(void) set_config_option("lock_timeout", value, PGC_USERSET,
 								 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-		lock_transaction(xid);
+		wait_for_lock(awaited);
 	}
 	PG_CATCH();
 	{
@@ -185,18 +191,23 @@ lock_transaction_with_timeout(TransactionId xid, int timeout_ms)
 static void
 describe_wait(void *arg)
 {
-	errcontext("waiting for the holder of %s", idem_key_to_string(arg));
+	const Awaited *awaited = arg;
+
+	if (awaited->key != NULL)
+		errcontext("waiting for the holder of %s",
+				   idem_key_to_string(awaited->key));
+	else
+		errcontext("waiting for a change of idem_scopes");
 }
 
 /* False: the deadline passed. */
 static bool
-lock_transaction_until(TransactionId xid, const IdemKey *key,
-					   const IdemDeadline *deadline)
+wait_for_lock_until(Awaited *awaited, const IdemDeadline *deadline)
 {
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
 		.callback = describe_wait,
-		.arg = unconstify(IdemKey *, key)
+		.arg = awaited
 	};
 	int			left_ms = remaining_ms(deadline);
 	bool		ended = true;
@@ -207,11 +218,20 @@ lock_transaction_until(TransactionId xid, const IdemKey *key,
 	error_context_stack = &context;
 	/* No deadline of ours, or the caller's comes first, and is raised */
 	if (left_ms == INT_MAX || (LockTimeout > 0 && LockTimeout <= left_ms))
-		lock_transaction(xid);
+		wait_for_lock(awaited);
 	else
-		ended = lock_transaction_with_timeout(xid, left_ms);
+		ended = wait_for_lock_with_timeout(awaited, left_ms);
 	error_context_stack = context.previous;
 	return ended;
+}
+
+bool
+idem_wait_for_policy(const IdemDeadline *deadline)
+{
+	Awaited		awaited = {.mode = IDEM_CLAIM_LOCK};
+
+	SET_LOCKTAG_RELATION(awaited.tag, MyDatabaseId, idem_catalog()->scopes);
+	return wait_for_lock_until(&awaited, deadline);
 }
 
 /*
@@ -228,9 +248,12 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 
 	for (bool first = true;; first = false)
 	{
+		/* A transaction holds its own lock for as long as it runs. */
+		Awaited		awaited = {.mode = ShareLock,.key = key};
 		TransactionId parent;
 
-		if (!lock_transaction_until(xid, key, deadline))
+		SET_LOCKTAG_TRANSACTION(awaited.tag, xid);
+		if (!wait_for_lock_until(&awaited, deadline))
 			return false;
 		if (!TransactionIdIsInProgress(xid))
 			return true;

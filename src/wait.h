@@ -35,8 +35,11 @@ extern IdemDeadline idem_deadline_after(int wait_ms);
  */
 extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 									  IdemDeadline *deadline);
-extern bool idem_wait_for_row_lock(const IdemKey *key, 								   ItemPointer tid,
+extern bool idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
 								   IdemDeadline *deadline);
+
+/* Waits in the same way until idem_policy_lock() may succeed: try it again. */
+extern bool idem_wait_for_policy(const IdemDeadline *deadline);
 
 /*
  * Waits until the lease of the key may have ended: look again.  False: the

@@ -108,6 +108,13 @@ RESET ROLE;
 ALTER EXTENSION idem SET SCHEMA public;
 ALTER SCHEMA regress_idem_requests RENAME TO "regress idem; requests";
 SELECT "regress idem; requests".idem_claim('u', 'renamed');
+SELECT "regress idem; requests".idem_grant('regress_idem_app', 'operator');
+SELECT "regress idem; requests".idem_revoke('regress_idem_app', 'operator');
+CALL "regress idem; requests".idem_cleanup_all();
+INSERT INTO "regress idem; requests".idem_scopes (scope, ttl) VALUES ('s', '1 day');
+UPDATE "regress idem; requests".idem_scopes SET ttl = '2 days';
+DELETE FROM "regress idem; requests".idem_scopes;
+SELECT scope, ttl FROM "regress idem; requests".idem_removed_scopes;
 ALTER SCHEMA "regress idem; requests" RENAME TO regress_idem_requests;
 
 -- ----- a member taken out -----

@@ -280,9 +280,17 @@ BEGIN;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
 SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
 FROM idem_scopes;
--- It keeps all claims away until it commits, so that none is made under the old policy.
-SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+-- It keeps all claims away until it commits, so that none is made under the old policy;
+-- and neither locks their table nor leaves another lock_timeout behind.
+SELECT relation::regclass, mode FROM pg_locks
+WHERE relation IN ('idem_claims'::regclass, 'idem_scopes'::regclass) AND pid = pg_backend_pid() AND mode ~ 'Exclusive'
+ORDER BY mode;
+SHOW lock_timeout;
 COMMIT;
+BEGIN;
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min', 2), 'v7');
+SELECT mode FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = pg_backend_pid();
+ROLLBACK;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 hours'), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min'), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
@@ -315,10 +323,38 @@ SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
 SELECT guarded_since AS before FROM idem_scopes \gset
 UPDATE idem_scopes SET result_max_bytes = 8, failed = 'retryable', expired = 'reclaim', lapsed = 'unknown', lease = '1 s';
 SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
--- A row that is renamed knows nothing of its new scope.
+-- A row that is renamed knows nothing of its new scope, which had the ttl of the settings.
 UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC', guarded_ttl = '1 s';
 UPDATE idem_scopes SET scope = 'renamed';
 SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
+ROLLBACK;
+-- What a scope has promised whose row is removed is known when it gets another row:
+-- the least of what it said, and of the settings for the time without a row.
+BEGIN;
+TRUNCATE idem_scopes, idem_removed_scopes;
+INSERT INTO idem_scopes (scope, ttl) VALUES
+	('deleted', '5 min'), ('renamed', '4 min'), ('truncated', '3 min'), ('long', '1 day'), ('settings', NULL), ('raised', '2 min');
+UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'raised';
+DELETE FROM idem_scopes WHERE scope IN ('deleted', 'settings', 'raised');
+UPDATE idem_scopes SET scope = 'elsewhere' WHERE scope = 'renamed';
+SELECT scope, ttl FROM idem_removed_scopes ORDER BY scope;
+TRUNCATE idem_scopes;
+SELECT scope, ttl FROM idem_removed_scopes ORDER BY scope;
+-- The smallest one that was ever removed since
+INSERT INTO idem_scopes (scope, ttl) VALUES ('long', '50 min');
+DELETE FROM idem_scopes;
+INSERT INTO idem_scopes (scope, ttl, key_time)
+SELECT scope, '2 days', 'uuidv7' FROM unnest(ARRAY['deleted', 'renamed', 'truncated', 'long', 'settings', 'raised', 'new']) AS scope;
+SELECT scope, guarded_since > now() AS moved, guarded_ttl FROM idem_scopes ORDER BY scope;
+SELECT scope FROM idem_removed_scopes;
+-- Also the new name of a row; and for no longer than it matters.
+DELETE FROM idem_scopes WHERE scope <> 'new';
+UPDATE idem_removed_scopes SET removed_at = now() - interval '25 hours 1 min', ttl = '1 s' WHERE scope = 'long';
+UPDATE idem_removed_scopes SET removed_at = now() - interval '24 hours 59 min', ttl = '1 s' WHERE scope = 'truncated';
+UPDATE idem_scopes SET scope = 'truncated' WHERE scope = 'new';
+SELECT scope, guarded_ttl FROM idem_scopes;
+DELETE FROM idem_scopes;
+SELECT scope, ttl FROM idem_removed_scopes WHERE scope IN ('truncated', 'long', 'new') ORDER BY scope;
 ROLLBACK;
 -- A while after the ttl grew: a claim from just before was promised the old one.
 UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min', guarded_ttl = '4 min';
@@ -332,12 +368,15 @@ INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored'
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('replicated', '1 day', 'uuidv7');
 UPDATE idem_scopes SET ttl = '2 days';
+SELECT scope, guarded_since = '2020-01-01' AS same FROM idem_scopes ORDER BY scope;
+DELETE FROM idem_scopes WHERE scope = 'replicated' RETURNING scope, ttl;
 RESET session_replication_role;
 SELECT scope, guarded_since = '2020-01-01' AS same FROM idem_scopes ORDER BY scope;
+SELECT * FROM idem_removed_scopes WHERE scope = 'replicated';
 -- The trigger is for this table only.
 CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, key_time text, h int, g timestamptz, i interval);
 CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
 INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', 'uuidv7', 1, NULL);
 DROP TABLE regress_idem_other;
 
-TRUNCATE idem_claims, idem_scopes;
+TRUNCATE idem_claims, idem_scopes, idem_removed_scopes;

@@ -41,6 +41,9 @@ SELECT idem_grant(NULL, 'app');
 SELECT idem_grant('regress_idem_missing', 'app');
 SELECT idem_grant('regress_idem_app', 'app');
 SELECT idem_grant('regress_idem_app', 'app') AS again;
+SELECT idem_grant('-', 'app');
+\echo :SQLSTATE
+SELECT idem_grant(4294967295::oid, 'app');
 SELECT idem_grant('regress_idem_operator', 'operator');
 SELECT idem_grant('"regress idem; ""odd"""', 'app');
 SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app', objid, 'EXECUTE') AS app,

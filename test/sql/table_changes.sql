@@ -205,8 +205,34 @@ CREATE INDEX idem_claims_expires_at_idx ON idem_claims (user_id);
 SELECT idem_cleanup();
 \echo :SQLSTATE
 DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at DESC);
+SELECT idem_cleanup();
+DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at) WHERE user_id <> 'u';
+SELECT idem_cleanup();
+DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims USING brin (expires_at);
+SELECT idem_cleanup();
+DROP INDEX idem_claims_expires_at_idx;
 CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
 SELECT idem_cleanup() > 0 AS cleaned;
 SELECT count(*) FROM idem_claims;
+
+-- Nullable columns and sequences that do not grow are refused.
+ALTER TABLE idem_claims ALTER scope DROP NOT NULL;
+BEGIN;
+ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey;
+ALTER TABLE idem_claims ALTER expires_at DROP NOT NULL;
+SELECT idem_claim('u', 'nullable');
+\echo :SQLSTATE
+ROLLBACK;
+ALTER SEQUENCE idem_token_seq CACHE 10;
+SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
+\echo :SQLSTATE
+ALTER SEQUENCE idem_token_seq CACHE 1 CYCLE;
+SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
+ALTER SEQUENCE idem_token_seq NO CYCLE;
+SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
+SELECT idem_claim('u', 'without a token');
 
 TRUNCATE idem_claims, idem_scopes;

@@ -216,6 +216,41 @@ idem.databases = 'nothing'
 	is($node->safe_psql('postgres', "SELECT c.ctid, c.xmin, c FROM idem_claims c WHERE request_id = 'held'"),
 		$before, 'the lease is untouched');
 
+	note "----- $name: who sleeps is in nobody's way -----";
+	# Whoever locks a table would wait for the sleeper, and the holder behind that.
+	my $locker = Client->new($node);
+	$locker->ask("SET statement_timeout = '3 min'");
+	for my $kind ('', q{, lease => '1 hour'})
+	{
+		for my $first ('lease', 'transaction')
+		{
+			my $request = "in the way, $first$kind";
+			$request =~ s/'//g;
+			$holder->ask('BEGIN') if $first eq 'transaction';
+			my $taken = $holder->ask(sprintf($take, $request, ''));
+			my $sleeper = Client->new($node);
+			$sleeper->ask('BEGIN');
+			$sleeper->send("SELECT outcome, result FROM idem_try_claim('user', '$request', wait => '10 min'$kind)");
+			ok(wait_for_waiters($node, 1, 'Lock', $preloaded), "$request: it waits for a transaction") if $first eq 'transaction';
+			$holder->ask('COMMIT') if $first eq 'transaction';
+			ok(wait_for_waiters($node, 1, 'Extension', $preloaded), "$request: it sleeps");
+			is($locker->ask('BEGIN; LOCK TABLE idem_claims, idem_scopes IN ACCESS EXCLUSIVE MODE'), '',
+				"$request: the tables can be locked");
+			$locker->ask(q{INSERT INTO idem_scopes (scope, failed) VALUES ('', 'retryable')});
+			$holder->send("SELECT idem_fail('user', '$request', '1', $taken)");
+			ok( $node->poll_query_until('postgres', q{
+					SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = } . $holder->pid),
+				"$request: the holder waits for that");
+			$locker->ask('COMMIT');
+			is($holder->answer, 't', "$request: and goes on");
+			like($sleeper->answer, qr/^claimed\|/, "$request: who slept goes by the policy as it is now");
+			$sleeper->ask('ROLLBACK');
+			$sleeper->quit;
+			$locker->ask('DELETE FROM idem_scopes WHERE scope = $$$$');
+		}
+	}
+	$locker->quit;
+
 	note "----- $name: the holder changes kind during one wait -----";
 	$holder->ask('BEGIN');
 	$holder->ask(q{SELECT idem_claim('user', 'changing')});

@@ -283,6 +283,17 @@ my %changes = (
 		q{UPDATE idem_scopes SET key_time = 'any' WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET ttl = '1 day', key_time = 'uuidv7' WHERE scope = '%1$s'}
 	],
+	'deleted and inserted' => [
+		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		q{DELETE FROM idem_scopes WHERE scope = '%1$s'},
+		q{INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('%1$s', '1 day', 'uuidv7')}
+	],
+	'renamed and back' => [
+		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		q{UPDATE idem_scopes SET scope = 'away ' || scope WHERE scope = '%1$s'},
+		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'away ' || '%1$s'},
+		q{UPDATE idem_scopes SET scope = '%1$s' WHERE scope = 'away ' || '%1$s'}
+	],
 	'renamed' => [
 		q{INSERT INTO idem_scopes (scope, ttl) VALUES ('%1$s', '1 s')},
 		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('other %1$s', '1 day', 'uuidv7', '2001-01-01')},
