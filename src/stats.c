@@ -824,6 +824,18 @@ set_time_or_null(Datum *value, bool *null, TimestampTz time)
 	*null = (time == NEVER);
 }
 
+static Datum
+make_row(FunctionCallInfo fcinfo, int columns, Datum *values, bool *nulls)
+{
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
+		desc->natts != columns)
+		elog(ERROR, "return type must be a row type of %d columns", columns);
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values,
+											 nulls));
+}
+
 /* idem_stat_cleanup_counters(): the row of the view idem_stat_cleanup */
 Datum
 idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
@@ -835,13 +847,8 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, COLUMNS
 	};
 	CleanupStats stats;
-	TupleDesc	desc;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
-
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
-		desc->natts != COLUMNS)
-		elog(ERROR, "return type must be a row type of %d columns", COLUMNS);
 
 	memset(nulls, true, sizeof(nulls));
 	if (read_own_stats(&stats))
@@ -867,8 +874,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 		set_time_or_null(&values[STATS_RESET], &nulls[STATS_RESET],
 						 stats.reset_at);
 	}
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
-													  values, nulls)));
+	return make_row(fcinfo, COLUMNS, values, nulls);
 }
 
 /* idem_stat_claims_counters(): the row of the view idem_stat_claims */
@@ -881,13 +887,8 @@ idem_stat_claims_counters(PG_FUNCTION_ARGS)
 		STATS_RESET, COLUMNS
 	};
 	CleanupStats stats;
-	TupleDesc	desc;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
-
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
-		desc->natts != COLUMNS)
-		elog(ERROR, "return type must be a row type of %d columns", COLUMNS);
 
 	memset(nulls, true, sizeof(nulls));
 	if (read_own_stats(&stats))
@@ -901,8 +902,7 @@ idem_stat_claims_counters(PG_FUNCTION_ARGS)
 		set_time_or_null(&values[STATS_RESET], &nulls[STATS_RESET],
 						 stats.reset_at);
 	}
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
-													  values, nulls)));
+	return make_row(fcinfo, COLUMNS, values, nulls);
 }
 
 /* A metric, as a scraper expects it: its samples have the same type and help. */
