@@ -163,30 +163,34 @@ END;
 COMMENT ON FUNCTION @extschema@.idem_least_promise(pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.interval) IS
 'for the triggers of idem_scopes: what claims of a scope with these values were promised at least';
 
--- The lock waits for all transactions that have claimed, and keeps others from it
--- until the change commits: so no claim under the old policy is later than the guard.
--- A key's own time can be a minute ahead of its claim.
+-- The lock waits for claims that are being written, and keeps others away until the
+-- change commits: so no claim under the old policy is later than the guard. A key's own
+-- time can be a minute ahead of its claim.
+--
+-- A scope is removed and made again in order, also by two who do it at once: each writes
+-- its row of idem_removed_scopes. Who makes it writes one and deletes it.
 --
 -- This trigger and the next run as the owner of the objects, in whatever schema they
--- are now. They need idem.ttl, which the library defines: idem_scopes_changed() has
--- loaded it, being first in the order of names.
+-- are now; in UTC, where a day has 24 hours as in the library. They need idem.ttl, which
+-- the library defines: idem_scopes_changed() has loaded it, being first in the order of
+-- names.
 CREATE FUNCTION @extschema@.idem_scopes_guard()
 RETURNS pg_catalog.trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
 AS $function$
 DECLARE
 	default_ttl constant interval := current_setting('idem.ttl');
 	caller_timeout constant text := current_setting('lock_timeout');
 	old_ttl interval;
-	removed_ttl interval;
+	removed_at timestamptz;
 	promised interval;
 BEGIN
-	IF TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
-		RETURN NEW;		-- restored from a dump
-	END IF;
 	IF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+		NEW.guarded_since := OLD.guarded_since;
+		NEW.guarded_ttl := OLD.guarded_ttl;
 		old_ttl := coalesce(OLD.ttl, default_ttl);
 		IF coalesce(NEW.ttl, default_ttl) <= old_ttl
 			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
@@ -195,9 +199,17 @@ BEGIN
 		EXECUTE format('SELECT %I.idem_least_promise($1, $2, $3)', TG_TABLE_SCHEMA)
 			INTO promised USING old_ttl, OLD.guarded_since, OLD.guarded_ttl;
 	ELSE
-		EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1 RETURNING ttl', TG_TABLE_SCHEMA)
-			INTO removed_ttl USING NEW.scope;
-		promised := least(default_ttl, removed_ttl);
+		EXECUTE format('INSERT INTO %I.idem_removed_scopes AS removed VALUES ($1, ''infinity'', $2)
+			ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl RETURNING removed_at, ttl', TG_TABLE_SCHEMA)
+			INTO removed_at, promised USING NEW.scope, default_ttl;
+		EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1', TG_TABLE_SCHEMA) USING NEW.scope;
+		IF removed_at = 'infinity' AND TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
+			RETURN NEW;		-- restored from a dump
+		END IF;
+		IF removed_at < clock_timestamp() - default_ttl - interval '1 day' THEN
+			promised := default_ttl;
+		END IF;
+		promised := least(promised, default_ttl);
 		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
 			RETURN NEW;
 		END IF;
@@ -209,9 +221,9 @@ BEGIN
 	BEGIN
 		EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', TG_RELID::regclass);
 	EXCEPTION WHEN lock_not_available THEN
-		RAISE EXCEPTION 'policy of scope "%" cannot change now: transactions that have claimed are running', NEW.scope
+		RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
 			USING ERRCODE = 'lock_not_available',
-			HINT = 'Try again when they have ended; prepared transactions count too. Set lock_timeout to wait longer than 5 seconds.';
+			HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
 	END;
 	PERFORM set_config('lock_timeout', caller_timeout, true);
 	NEW.guarded_since := clock_timestamp() + interval '1 minute';
@@ -227,6 +239,7 @@ RETURNS pg_catalog.trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
 AS $function$
 DECLARE
 	default_ttl constant interval := current_setting('idem.ttl');
@@ -241,6 +254,12 @@ BEGIN
 	EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE removed_at < clock_timestamp() - $1 - interval ''1 day''', TG_TABLE_SCHEMA)
 		USING default_ttl;
 	IF TG_OP = 'TRUNCATE' THEN
+		IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+			RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', current_setting('transaction_isolation')
+				USING ERRCODE = 'feature_not_supported',
+				DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
+				HINT = 'Use DELETE, or READ COMMITTED.';
+		END IF;
 		FOR gone IN EXECUTE format('SELECT * FROM %s', TG_RELID::regclass) LOOP
 			EXECUTE record_it USING gone.scope, coalesce(gone.ttl, default_ttl), gone.guarded_since, gone.guarded_ttl;
 		END LOOP;
@@ -687,6 +706,8 @@ DECLARE
 		'idem_stat_metrics'];
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
+	-- all but the guard, which triggers keep
+	policy constant text := 'scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes';
 	extension oid;
 	schema regnamespace;
 	routine regprocedure;
@@ -722,7 +743,7 @@ BEGIN
 
 	IF privileges = 'operator' THEN
 		EXECUTE format(command, format('SELECT (%s) ON %s.idem_claims', columns, schema), role);
-		EXECUTE format(command, format('SELECT, INSERT, UPDATE, DELETE ON %s.idem_scopes', schema), role);
+		EXECUTE format(command, format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE format(command,
 			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics', schema), role);
 	END IF;

@@ -216,6 +216,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	answers = begin_answers(rsinfo->setDesc);
 	idem_claim_begin(&call, "idem_claim_many()");
 	claim_elements(&call, elements, n, answers, slot);
+	idem_claim_end(&call);
 	ExecDropSingleTupleTableSlot(slot);
 
 	tuplesort_performsort(answers);

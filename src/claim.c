@@ -24,10 +24,10 @@
  * A lease looks and writes under the lock of its key, see idem_store_lock_key();
  * so one attempt never waits, it only says what to wait for.
  *
- * Who sleeps until a lease ends holds no lock of a table in that time, if it can
- * (step_back()): whoever wants to lock the table would wait for the sleeper, and
- * the holder of the lease behind that, until it has lost the lease; and no deadlock
- * detection sees who sleeps.
+ * Who sleeps until a lease ends holds no lock of a table in that time, if it can:
+ * whoever wants to lock the table would wait for the sleeper, and the holder of the
+ * lease behind that, until it has lost the lease; and no deadlock detection sees who
+ * sleeps.
  */
 #include "postgres.h"
 
@@ -62,6 +62,7 @@
 typedef enum Step
 {
 	STEP_LOOK,					/* at the key */
+	STEP_PROMISE,				/* write it */
 	STEP_ANSWER,
 	STEP_AGAIN,					/* somebody was there first */
 	STEP_WAIT_FOR_POLICY,
@@ -161,9 +162,20 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 	pg_unreachable();
 }
 
+/* To be called before the clock is looked at for a promise. */
+static Step
+begin_promise(IdemClaimCall *call)
+{
+	if (!idem_policy_lock(false))
+		return STEP_WAIT_FOR_POLICY;
+	call->has_policy = idem_policy_is_current(&call->policy);
+	return call->has_policy ? STEP_PROMISE : STEP_AGAIN;
+}
+
 static Step
 claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
+	Step		step;
 	IdemRow		row;
 
 	if (is_stale(call))
@@ -172,6 +184,9 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 		answer->outcome = IDEM_STALE;
 		return idem_store_is_absent(&call->key) ? STEP_ANSWER : STEP_AGAIN;
 	}
+	step = begin_promise(call);
+	if (step != STEP_PROMISE)
+		return step;
 	row = claimed_row(call, NULL);
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
@@ -185,8 +200,12 @@ static Step
 claim_in_place(IdemClaimCall *call, IdemFound *found,
 			   const IdemRow *predecessor, IdemClaimAnswer *answer)
 {
-	IdemRow		row = claimed_row(call, predecessor);
+	IdemRow		row;
+	Step		step = begin_promise(call);
 
+	if (step != STEP_PROMISE)
+		return step;
+	row = claimed_row(call, predecessor);
 	if (!idem_store_update(&call->key, &found->tid, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
 	answer_with(answer, IDEM_CLAIMED, &row);
@@ -254,18 +273,13 @@ check_key_time(IdemClaimCall *call)
 	return IDEM_KEY_TIME_OK;
 }
 
-/*
- * The policy that the look at the key goes by, and what it says of the arguments.
- * Locks in this order: the table of claims, the table of policies.
- */
+/* The policy that the look at the key goes by, and what it says of the arguments */
 static Step
 take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	if (!call->has_policy)
 	{
-		(void) idem_store_open(call->command);
-		if (!idem_policy_lock())
-			return STEP_WAIT_FOR_POLICY;
+		idem_store_open(call->command);
 		call->policy = idem_policy(call->key.scope);
 		call->has_policy = true;
 	}
@@ -279,16 +293,6 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 	return STEP_LOOK;
 }
 
-static void
-step_back(IdemClaimCall *call)
-{
-	if (!call->can_step_back)
-		return;
-	idem_policy_unlock();
-	call->has_policy = false;
-	idem_store_step_back();
-}
-
 /* False: the caller's patience is at its end. */
 static bool
 wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
@@ -296,15 +300,20 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 {
 	IdemDeadline *deadline = &call->deadline;
 
+	idem_claim_end(call);
 	if (step == STEP_WAIT_FOR_LEASE)
 	{
-		step_back(call);
+		idem_store_step_back();
 		return idem_wait_for_lease(&call->key, found->row.lease_until, deadline);
 	}
 
 	idem_wait_end();
 	if (step == STEP_WAIT_FOR_POLICY)
+	{
+		/* The change may take as long as somebody's lease. */
+		idem_store_step_back();
 		return idem_wait_for_policy(deadline);
+	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
 		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
 	if (probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
@@ -315,7 +324,6 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 static void
 note_claimed(IdemClaimCall *call, const IdemClaimAnswer *answer)
 {
-	call->can_step_back = false;
 	idem_held_note_claimed(&call->key, answer->token);
 	idem_stats_count_claim(answer->expires_at);
 	/* The token must not be drawn again after a crash. */
@@ -327,7 +335,14 @@ void
 idem_claim_begin(IdemClaimCall *call, const char *command)
 {
 	call->command = command;
-	call->can_step_back = idem_store_open(command);
+	call->has_policy = false;
+	idem_store_open(command);
+}
+
+void
+idem_claim_end(IdemClaimCall *call)
+{
+	idem_policy_unlock();
 	call->has_policy = false;
 }
 
@@ -439,6 +454,7 @@ claim_one(IdemClaimCall *call, const char *command, IdemClaimAnswer *answer)
 {
 	idem_claim_begin(call, command);
 	idem_claim_key(call, answer);
+	idem_claim_end(call);
 	if (answer->outcome == IDEM_INVALID)
 		raise_key_time(call);
 }

@@ -28,8 +28,7 @@ typedef struct IdemClaimCall
 
 	/* claim.c's */
 	const char *command;		/* for errors */
-	bool		can_step_back;	/* see idem_store_step_back() */
-	bool		has_policy;		/* locked, and read */
+	bool		has_policy;
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
 	IdemKeyTimeCheck key_time_check;
@@ -45,8 +44,10 @@ typedef struct IdemClaimAnswer
 	TimestampTz lease_until;	/* the same */
 } IdemClaimAnswer;
 
-/* Once a call from SQL, before the first key.  Raises 25006 and 0A000. */
+/* Once a call from SQL, before the first key and after the last.  Raises 25006 and
+ * 0A000. */
 extern void idem_claim_begin(IdemClaimCall *call, const char *command);
+extern void idem_claim_end(IdemClaimCall *call);
 
 /*
  * Claims the key; the caller has checked the arguments, but for what the scope's

@@ -13,6 +13,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "held.h"
+#include "policy.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
@@ -27,6 +28,7 @@ _PG_init(void)
 {
 	idem_define_settings();
 	idem_store_init();
+	idem_policy_init();
 	idem_held_init();
 	idem_wait_init(process_shared_preload_libraries_in_progress);
 	idem_stats_init_backend();

@@ -11,16 +11,20 @@
  * A scope without a row is cached as well: an INSERT invalidates like the rest.
  * Settings are not copied into the cache: they are read when they are needed.
  *
- * What guarded_since says of the past rests on a lock.  A claim holds RowShareLock
- * on idem_scopes from before it reads the policy until its transaction ends; the trigger that moves the guard takes ExclusiveLock (the install
- * script, idem_scopes_guard()).  So it waits for all who have claimed under the old
- * policy, and whoever waits for it reads the new one.  Whoever settles, extends or
- * fences a lease makes no promise to a key without a row, and takes no such lock.
+ * What guarded_since says of the past rests on a lock.  A claim takes RowShareLock
+ * on idem_scopes, makes sure that the policy is still as it read it, looks at the
+ * clock, writes its promise and unlocks; the trigger that moves the guard takes ExclusiveLock before it
+ * looks at the clock, until the change commits (the install script,
+ * idem_scopes_guard()).  So all promises of the old policy are from before the guard,
+ * committed or not, and whoever waits for the change reads the new one.  A replay
+ * makes no promise, nor does whoever settles, extends or fences a lease make one to a
+ * key without a row: they take no such lock.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
 #include "common/int.h"
@@ -33,6 +37,7 @@
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -76,8 +81,10 @@ typedef struct CachedScope
 } CachedScope;
 
 static HTAB *cached_scopes = NULL;
+static CachedScope *latest_scope = NULL;	/* most calls ask for the same again */
 static Oid	cached_relid = InvalidOid;
 static uint64 invalidations = 0;
+static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
 
 PG_FUNCTION_INFO_V1(idem_scopes_changed);
 
@@ -106,6 +113,7 @@ reset_cache(Oid relid)
 	else
 		hash_destroy(cached_scopes);
 	cached_scopes = NULL;
+	latest_scope = NULL;
 	cached_scopes = hash_create("idem scopes", 16, &ctl,
 								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	cached_relid = relid;
@@ -226,16 +234,79 @@ with_settings(IdemPolicy policy)
 	return policy;
 }
 
+/*
+ * In the name of the transaction, since the wait for it is in a subtransaction that is
+ * rolled back.  After an error in between it is the next claim that unlocks, or the end
+ * of the transaction.
+ */
 bool
-idem_policy_lock(void)
+idem_policy_lock(bool wait)
 {
-	return ConditionalLockRelationOid(idem_catalog()->scopes, IDEM_CLAIM_LOCK);
+	Oid			scopes = idem_catalog()->scopes;
+	ResourceOwner owner = CurrentResourceOwner;
+	bool		locked = true;
+
+	if (OidIsValid(locked_scopes))
+		return true;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	if (wait)
+		LockRelationOid(scopes, RowShareLock);
+	else
+		locked = ConditionalLockRelationOid(scopes, RowShareLock);
+	CurrentResourceOwner = owner;
+	if (locked)
+		locked_scopes = scopes;
+	return locked;
 }
 
 void
 idem_policy_unlock(void)
 {
-	UnlockRelationOid(idem_catalog()->scopes, IDEM_CLAIM_LOCK);
+	ResourceOwner owner = CurrentResourceOwner;
+
+	if (!OidIsValid(locked_scopes))
+		return;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	UnlockRelationOid(locked_scopes, RowShareLock);
+	CurrentResourceOwner = owner;
+	locked_scopes = InvalidOid;
+}
+
+/* After idem_policy_lock(), which receives what was changed before. */
+bool
+idem_policy_is_current(const IdemPolicy *policy)
+{
+	return policy->generation == invalidations;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+		locked_scopes = InvalidOid;
+}
+
+void
+idem_policy_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+}
+
+static CachedScope *
+find_cached(const text *scope)
+{
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	size_t		length = VARSIZE_ANY_EXHDR(scope);
+
+	if (!OidIsValid(cached_relid))
+		return NULL;
+	if (latest_scope != NULL &&
+		strncmp(latest_scope->name, VARDATA_ANY(scope), length) == 0 &&
+		latest_scope->name[length] == '\0')
+		return latest_scope;
+	text_to_cstring_buffer(scope, name, sizeof(name));
+	return hash_search(cached_scopes, name, HASH_FIND, NULL);
 }
 
 IdemPolicy
@@ -248,28 +319,26 @@ idem_policy(const text *scope)
 		.guarded_since = DT_NOBEGIN
 	};
 	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
-	CachedScope *entry = NULL;
-	uint64		before;
-
-	text_to_cstring_buffer(scope, name, sizeof(name));
+	CachedScope *entry;
 
 	AcceptInvalidationMessages();
-	if (OidIsValid(cached_relid))
-		entry = hash_search(cached_scopes, name, HASH_FIND, NULL);
+	entry = find_cached(scope);
 	if (entry != NULL)
 		return with_settings(entry->policy);
 
 	if (cached_scopes != NULL &&
 		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
 		cached_relid = InvalidOid;
-	before = invalidations;
+	policy.generation = invalidations;
 	load_scope(scope, &policy);
 
 	/* What was read before an invalidation may be old: use it, not keep it. */
-	if (before == invalidations && OidIsValid(cached_relid))
+	if (policy.generation == invalidations && OidIsValid(cached_relid))
 	{
+		text_to_cstring_buffer(scope, name, sizeof(name));
 		entry = hash_search(cached_scopes, name, HASH_ENTER, NULL);
 		entry->policy = policy;
+		latest_scope = entry;
 	}
 	return with_settings(policy);
 }

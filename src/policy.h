@@ -19,19 +19,23 @@ typedef struct IdemPolicy
 	bool		key_time_uuidv7;	/* else any */
 	TimestampTz guarded_since;	/* claims from before then were promised */
 	int64		guarded_ttl_us; /* at least this; DT_NOBEGIN: all the same ttl */
+	uint64		generation;		/* of idem_scopes, as far as we had heard */
 } IdemPolicy;
 
 /* A key's own time may be this far ahead of the clock. */
 #define IDEM_KEY_TIME_SKEW_US USECS_PER_MINUTE
 
 /*
- * A claim holds this lock on idem_scopes from before it reads the policy until its
- * transaction ends.  False: somebody changes a promise, wait for it
- * (idem_wait_for_policy()).  A claim that made no promise may unlock it before.
+ * Who makes a promise holds a lock on idem_scopes, from before it makes sure that its
+ * policy is still the current one until it has written the promise, and not while it
+ * waits for a holder.  False, unless it is to wait: somebody changes a promise.
  */
-#define IDEM_CLAIM_LOCK RowShareLock
-extern bool idem_policy_lock(void);
+extern bool idem_policy_lock(bool wait);
+extern bool idem_policy_is_current(const IdemPolicy *policy);
 extern void idem_policy_unlock(void);
+
+/* Once a backend */
+extern void idem_policy_init(void);
 
 /* The policy of a scope as of now: its row in idem_scopes, or the settings. */
 extern IdemPolicy idem_policy(const text *scope);

@@ -23,7 +23,9 @@
  * first.  No decision rests on the probe alone.
  *
  * Locks, in this order: RowExclusiveLock on the table, then on its indexes,
- * until the transaction ends, like any DML; for a lease, the lock of the key, from
+ * until the transaction ends, like any DML, and unlike it in the name of the
+ * transaction, whatever becomes of the portal or savepoint: the store stays open for
+ * as long; for a lease, the lock of the key, from
  * before the probe to after the write; the speculative lock only between 2 and 6, in which nothing waits for another transaction (but for an index that
  * a user made unique).  No row lock is taken that an insert, update or delete
  * does not take itself.  Updates and deletes never wait: on TM_BeingModified
@@ -40,7 +42,7 @@
  *
  *	- before the transaction commits or is prepared; an abort releases them by
  *	  itself;
- *	- when a subtransaction aborts that may have created what is open, or locked it;
+ *	- when a subtransaction aborts that may have created what is open;
  *	- before any utility command, which could be DDL of the table, and would be
  *	  refused while its own session has the table open;
  *	- at the next use after an invalidation of the table or of an index of it.
@@ -122,7 +124,7 @@ typedef struct Store
 {
 	MemoryContext context;		/* holds all of this */
 	bool		in_use;
-	SubTransactionId locked_in; /* the latest in which locks were taken */
+	SubTransactionId opened_in; /* the latest in which relations were */
 	Relation	claims;
 	Relation	key_index;
 	TupleTableSlot *slot;
@@ -139,6 +141,11 @@ typedef struct Store
 
 static Store *the_store = NULL;
 static bool the_store_is_stale = false;
+
+/* This transaction's: what it has locked, and whether it has written any row */
+static Oid	locked_claims = InvalidOid;
+static Oid	locked_key_index = InvalidOid;
+static bool has_written = false;
 static ProcessUtility_hook_type next_process_utility = NULL;
 
 struct IdemExpiryScan
@@ -203,38 +210,78 @@ check_direct_writes(Relation claims)
 		refuse_table(claims, "constraints or generated columns", "Drop them.");
 }
 
-/* NULL if the extension went away; its caller asks the catalog again. */
-static Relation
-try_open_claims(LOCKMODE lockmode)
+static void
+unlock_for_transaction(Oid *locked)
 {
-	Relation	claims = try_table_open(idem_catalog()->claims, lockmode);
+	ResourceOwner owner = CurrentResourceOwner;
 
-	if (claims != NULL)
-		check_layout(claims);
-	return claims;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	UnlockRelationOid(*locked, RowExclusiveLock);
+	CurrentResourceOwner = owner;
+	*locked = InvalidOid;
 }
 
+static void
+lock_for_transaction(Oid *locked, Oid relid)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	if (*locked == relid)
+		return;
+	if (OidIsValid(*locked) && !has_written)
+		unlock_for_transaction(locked);
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	LockRelationOid(relid, RowExclusiveLock);
+	CurrentResourceOwner = owner;
+	*locked = relid;
+}
+
+/*
+ * If the table was dropped since the catalog was read, locking it has processed the
+ * invalidation, and idem_catalog() finds the new table or raises the error that there
+ * is none.
+ */
 static Relation
-open_claims(LOCKMODE lockmode)
+open_claims_to_write(void)
 {
 	Relation	claims;
 
-	/*
-	 * If the table was dropped since the catalog was read, the lock attempt
-	 * processed the invalidation, and idem_catalog() finds the new table or
-	 * raises the error that there is none.
-	 */
-	while ((claims = try_open_claims(lockmode)) == NULL)
+	do
+	{
 		CHECK_FOR_INTERRUPTS();
+		lock_for_transaction(&locked_claims, idem_catalog()->claims);
+		claims = try_table_open(locked_claims, NoLock);
+	} while (claims == NULL);
+	check_layout(claims);
 	return claims;
 }
 
 static Relation
-open_key_index(Relation claims, LOCKMODE lockmode)
+open_claims_to_read(void)
+{
+	Relation	claims;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		claims = try_table_open(idem_catalog()->claims, AccessShareLock);
+	} while (claims == NULL);
+	check_layout(claims);
+	return claims;
+}
+
+static Relation
+open_key_index(Relation claims, bool to_write)
 {
 	Oid			oid = idem_primary_key_index(claims);
-	Relation	index = OidIsValid(oid) ? index_open(oid, lockmode) : NULL;
-	bool		same = index != NULL && index->rd_index->indisvalid &&
+	Relation	index = NULL;
+	bool		same;
+
+	if (OidIsValid(oid) && to_write)
+		lock_for_transaction(&locked_key_index, oid);
+	if (OidIsValid(oid))
+		index = index_open(oid, to_write ? NoLock : AccessShareLock);
+	same = index != NULL && index->rd_index->indisvalid &&
 		index->rd_index->indnkeyatts == KEY_COLUMNS;
 
 	for (int i = 0; same && i < KEY_COLUMNS; i++)
@@ -276,10 +323,10 @@ open_store(void)
 	TupleDesc	desc;
 
 	store->context = context;
-	store->locked_in = GetCurrentSubTransactionId();
-	store->claims = open_claims(RowExclusiveLock);
+	store->opened_in = GetCurrentSubTransactionId();
+	store->claims = open_claims_to_write();
 	check_direct_writes(store->claims);
-	store->key_index = open_key_index(store->claims, RowExclusiveLock);
+	store->key_index = open_key_index(store->claims, true);
 	InitDirtySnapshot(store->dirty);
 	/* A copy of the descriptor has no reference count to give back. */
 	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
@@ -352,25 +399,24 @@ done_with_store(Store *store)
 	store->in_use = false;
 }
 
-bool
+void
 idem_store_open(const char *command)
 {
-	bool		was_open = the_store != NULL && !the_store_is_stale;
-
 	check_writable(command);
 	done_with_store(use_store());
-	return !was_open;
 }
 
 void
 idem_store_step_back(void)
 {
-	Oid			claims = RelationGetRelid(the_store->claims);
-	Oid			key_index = RelationGetRelid(the_store->key_index);
-
-	release_store();
-	UnlockRelationOid(key_index, RowExclusiveLock);
-	UnlockRelationOid(claims, RowExclusiveLock);
+	if (has_written)
+		return;
+	if (the_store != NULL)
+		release_store();
+	if (OidIsValid(locked_key_index))
+		unlock_for_transaction(&locked_key_index);
+	if (OidIsValid(locked_claims))
+		unlock_for_transaction(&locked_claims);
 }
 
 /* Nothing that can fail, and no catalog access: it only marks. */
@@ -398,6 +444,8 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
 			the_store = NULL;
+			locked_claims = locked_key_index = InvalidOid;
+			has_written = false;
 			break;
 		default:
 			break;
@@ -409,7 +457,7 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
-		(the_store->in_use || the_store->locked_in >= mine))
+		(the_store->in_use || the_store->opened_in >= mine))
 		release_store();
 }
 
@@ -633,8 +681,8 @@ idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
 bool
 idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 {
-	Relation	claims = open_claims(AccessShareLock);
-	Relation	index = open_key_index(claims, AccessShareLock);
+	Relation	claims = open_claims_to_read();
+	Relation	index = open_key_index(claims, false);
 	TupleTableSlot *slot = table_slot_create(claims, NULL);
 	ScanKeyData keys[KEY_COLUMNS];
 	IndexScanDesc scan;
@@ -648,22 +696,25 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 		read_row(slot, row);
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
-	index_close(index, NoLock);
-	table_close(claims, NoLock);
+	/* Not until the transaction ends: a claim that asks may be about to sleep. */
+	index_close(index, AccessShareLock);
+	table_close(claims, AccessShareLock);
 	return found;
 }
 
 /* ----- writing ----- */
 
-/* Takes the locks on the account of the caller: they can be waited for in vain. */
+/* Before anything is opened: locks can be waited for in vain. */
 static void
 lock_indexes(Store *store)
 {
+	ResourceOwner owner = CurrentResourceOwner;
 	ListCell   *cell;
 
+	CurrentResourceOwner = TopTransactionResourceOwner;
 	foreach(cell, RelationGetIndexList(store->claims))
 		LockRelationOid(lfirst_oid(cell), RowExclusiveLock);
-	store->locked_in = GetCurrentSubTransactionId();
+	CurrentResourceOwner = owner;
 }
 
 static void
@@ -673,10 +724,12 @@ open_indexes(Store *store)
 	MemoryContext caller;
 	ResultRelInfo *target;
 
+	has_written = true;
 	if (store->target != NULL)
 		return;
 	lock_indexes(store);
 
+	store->opened_in = GetCurrentSubTransactionId();
 	caller = MemoryContextSwitchTo(store->context);
 	store->estate = CreateExecutorState();
 	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
@@ -870,6 +923,7 @@ idem_store_delete(ItemPointer tid)
 	bool		deleted;
 
 	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
+	has_written = true;
 	result = delete_row(store, tid, false);
 	if (can_write_after_all(store, tid, result))
 		result = delete_row(store, tid, true);
@@ -935,10 +989,11 @@ bool
 idem_store_lock_row(ItemPointer tid)
 {
 	Store	   *store = use_store();
-	bool		locked = row_was_free(lock_row(store, tid,
-											   LockTupleNoKeyExclusive,
-											   LockWaitSkip));
+	bool		locked;
 
+	has_written = true;
+	locked = row_was_free(lock_row(store, tid, LockTupleNoKeyExclusive,
+								   LockWaitSkip));
 	done_with_store(store);
 	return locked;
 }
@@ -1026,6 +1081,7 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	idem_store_open("idem_cleanup()");
 	scan->store = use_store();
 	CheckCmdReplicaIdentity(scan->store->claims, CMD_DELETE);
+	has_written = true;
 	scan->index = open_expiry_index(scan->store->claims);
 	/* Not the active one: it still shows what this statement deleted before. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());

@@ -60,18 +60,14 @@ extern void idem_store_init(void);
 /*
  * To be called first by every SQL function that writes, which command names for
  * the error: 25006 in a read-only or parallel transaction or on a standby.  Takes
- * RowExclusiveLock on the table until the transaction ends; true: it was not open
- * in this transaction.
+ * RowExclusiveLock on the table until the transaction ends.
  *
  * It and the functions below raise 0A000 where the table was given what a direct
  * insert would pass by.
  */
-extern bool idem_store_open(const char *command);
+extern void idem_store_open(const char *command);
 
-/*
- * Gives back what idem_store_open() took.  Only after it was true, in the same call
- * from SQL, and while nothing has been written since.
- */
+/* Gives the lock back before the transaction ends, if it has not written any row. */
 extern void idem_store_step_back(void);
 
 /*

@@ -45,7 +45,6 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
-#include "catalog.h"
 #include "compat.h"
 #include "guc.h"
 #include "policy.h"
@@ -61,6 +60,9 @@
 /* The same without preload, first and longest */
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
+
+/* The shortest that there is, for who does not want to wait */
+#define POLICY_LOCK_TIMEOUT_MS 1
 
 static ConditionVariable *lease_channels = NULL;	/* NULL: not preloaded */
 static uint32 lease_wait_event = 0;
@@ -135,20 +137,27 @@ remaining_ms(const IdemDeadline *deadline)
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/* A heavyweight lock that is waited for, and not kept */
+/* What is waited for: the end of a transaction, or the lock of the policies */
 typedef struct Awaited
 {
-	LOCKTAG		tag;
-	LOCKMODE	mode;
-	const IdemKey *key;			/* the error's context names it; NULL: a change of
-								 * policy is waited for */
+	TransactionId xid;			/* InvalidTransactionId: the policies */
+	const IdemKey *key;			/* whose holder it is */
 } Awaited;
 
+/* A transaction's own lock is held for as long as it runs, and not after. */
 static void
 wait_for_lock(const Awaited *awaited)
 {
-	(void) LockAcquire(&awaited->tag, awaited->mode, false, false);
-	LockRelease(&awaited->tag, awaited->mode, false);
+	LOCKTAG		tag;
+
+	if (!TransactionIdIsValid(awaited->xid))
+	{
+		(void) idem_policy_lock(true);
+		return;
+	}
+	SET_LOCKTAG_TRANSACTION(tag, awaited->xid);
+	(void) LockAcquire(&tag, ShareLock, false, false);
+	LockRelease(&tag, ShareLock, false);
 }
 
 /* False: it took longer than timeout_ms. */
@@ -193,7 +202,7 @@ describe_wait(void *arg)
 {
 	const Awaited *awaited = arg;
 
-	if (awaited->key != NULL)
+	if (TransactionIdIsValid(awaited->xid))
 		errcontext("waiting for the holder of %s",
 				   idem_key_to_string(awaited->key));
 	else
@@ -228,9 +237,14 @@ wait_for_lock_until(Awaited *awaited, const IdemDeadline *deadline)
 bool
 idem_wait_for_policy(const IdemDeadline *deadline)
 {
-	Awaited		awaited = {.mode = IDEM_CLAIM_LOCK};
+	Awaited		awaited = {.xid = InvalidTransactionId};
 
-	SET_LOCKTAG_RELATION(awaited.tag, MyDatabaseId, idem_catalog()->scopes);
+	/*
+	 * A conditional lock is refused because others wait for one, also to who is in
+	 * their way and goes first: having read the table before, say.
+	 */
+	if (deadline->wait_us == 0)
+		return wait_for_lock_with_timeout(&awaited, POLICY_LOCK_TIMEOUT_MS);
 	return wait_for_lock_until(&awaited, deadline);
 }
 
@@ -248,11 +262,9 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 
 	for (bool first = true;; first = false)
 	{
-		/* A transaction holds its own lock for as long as it runs. */
-		Awaited		awaited = {.mode = ShareLock,.key = key};
+		Awaited		awaited = {.xid = xid,.key = key};
 		TransactionId parent;
 
-		SET_LOCKTAG_TRANSACTION(awaited.tag, xid);
 		if (!wait_for_lock_until(&awaited, deadline))
 			return false;
 		if (!TransactionIdIsInProgress(xid))

@@ -38,7 +38,7 @@ extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 extern bool idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
 								   IdemDeadline *deadline);
 
-/* Waits in the same way until idem_policy_lock() may succeed: try it again. */
+/* idem_policy_lock(), waiting in the same way */
 extern bool idem_wait_for_policy(const IdemDeadline *deadline);
 
 /*

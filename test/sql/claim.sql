@@ -163,6 +163,27 @@ SELECT request_id FROM idem_claims WHERE user_id = 'deferred' ORDER BY 1;
 DROP TABLE work;
 DROP FUNCTION claim_deferred;
 
+-- In a cursor that claims outside of a block and fails inside of it: the locks that the
+-- cursor took are gone, with the table's RowExclusiveLock among them, if it was that.
+BEGIN;
+DO $$
+DECLARE
+	c CURSOR FOR SELECT idem_claim('cursor', i::text), 1 / (2 - i) FROM generate_series(1, 2) AS i;
+	r record;
+BEGIN
+	OPEN c;
+	FETCH c INTO r;
+	BEGIN
+		FETCH c INTO r;
+	EXCEPTION WHEN division_by_zero THEN
+		RAISE NOTICE 'rolled back';
+	END;
+END $$;
+SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+SELECT idem_claim('cursor', '1'), idem_claim('cursor', '2');
+SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+COMMIT;
+
 -- As part of a statement that changes data, and of a prepared one
 CREATE TABLE work (id text);
 INSERT INTO work SELECT id FROM (VALUES ('a'), ('b'), ('a')) AS v (id) WHERE idem_claim('insert', id);

@@ -10,7 +10,7 @@ CREATE FUNCTION pg_temp.expired(n int) RETURNS void LANGUAGE sql AS $$
 		SELECT '2020-01-01 UTC'::timestamptz - interval '1 hour' * i, 'completed', i, 'u', '' FROM generate_series(1, n) AS i;
 $$;
 CREATE VIEW pg_temp.left_over AS
-SELECT string_agg(request_id, ' ' ORDER BY expires_at DESC) FROM idem_claims;
+SELECT string_agg(request_id, ' ' ORDER BY least(expires_at, now()) DESC, request_id DESC) FROM idem_claims;
 
 -- Nothing to do
 SELECT idem_cleanup();

@@ -205,8 +205,10 @@ CREATE FUNCTION pg_temp.uuid_of(t timestamptz, n int DEFAULT 0) RETURNS text LAN
 $$;
 TRUNCATE idem_claims, idem_scopes;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 hour', 'uuidv7');
--- As if the policy had always been there
+-- As if the policy had always been there; only a subscriber's guard can be set.
+SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = '-infinity';
+RESET session_replication_role;
 
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '50 min'), 'v7');
@@ -280,7 +282,7 @@ BEGIN;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
 SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
 FROM idem_scopes;
--- It keeps all claims away until it commits, so that none is made under the old policy;
+-- It keeps claims away until it commits, so that none is made under the old policy;
 -- and neither locks their table nor leaves another lock_timeout behind.
 SELECT relation::regclass, mode FROM pg_locks
 WHERE relation IN ('idem_claims'::regclass, 'idem_scopes'::regclass) AND pid = pg_backend_pid() AND mode ~ 'Exclusive'
@@ -289,13 +291,17 @@ SHOW lock_timeout;
 COMMIT;
 BEGIN;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min', 2), 'v7');
+-- A claim that is made holds no change up.
 SELECT mode FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = pg_backend_pid();
 ROLLBACK;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 hours'), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min'), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
 -- A smaller ttl does not move it, a larger one does.
-UPDATE idem_scopes SET ttl = '10 min', guarded_since = '2020-01-01 UTC';
+SET session_replication_role = replica;
+UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC';
+RESET session_replication_role;
+UPDATE idem_scopes SET ttl = '10 min', guarded_since = '2020-02-02 UTC', guarded_ttl = '3 days';
 SELECT guarded_since = '2020-01-01 UTC' AS a_smaller_one_does_not, guarded_ttl FROM idem_scopes;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '11 min'), 'v7');
 BEGIN;
@@ -316,7 +322,9 @@ UPDATE idem_scopes SET key_time = 'any';
 SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
 UPDATE idem_scopes SET key_time = 'uuidv7';
 SELECT guarded_since > :'before' AS moved, guarded_ttl FROM idem_scopes;
+SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = now() - interval '1 hour', guarded_ttl = '1 s';
+RESET session_replication_role;
 UPDATE idem_scopes SET ttl = '1 day';
 SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
 -- Nothing else moves it.
@@ -324,7 +332,9 @@ SELECT guarded_since AS before FROM idem_scopes \gset
 UPDATE idem_scopes SET result_max_bytes = 8, failed = 'retryable', expired = 'reclaim', lapsed = 'unknown', lease = '1 s';
 SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
 -- A row that is renamed knows nothing of its new scope, which had the ttl of the settings.
+SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC', guarded_ttl = '1 s';
+RESET session_replication_role;
 UPDATE idem_scopes SET scope = 'renamed';
 SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
 ROLLBACK;
@@ -356,11 +366,50 @@ SELECT scope, guarded_ttl FROM idem_scopes;
 DELETE FROM idem_scopes;
 SELECT scope, ttl FROM idem_removed_scopes WHERE scope IN ('truncated', 'long', 'new') ORDER BY scope;
 ROLLBACK;
+-- A guard that comes with a row is that of a dump where nothing is known of the scope,
+-- and is not believed where something is.
+BEGIN;
+TRUNCATE idem_scopes, idem_removed_scopes;
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since, guarded_ttl) VALUES
+	('parked', '1 day', 'uuidv7', '2020-01-01', '7 min'), ('upserted', '2 s', 'uuidv7', '2020-01-01', '7 min');
+CREATE TEMPORARY TABLE parked ON COMMIT DROP AS SELECT * FROM idem_scopes WHERE scope = 'parked';
+DELETE FROM idem_scopes WHERE scope = 'parked';
+INSERT INTO idem_scopes (scope, ttl) VALUES ('parked', '2 s');
+DELETE FROM idem_scopes WHERE scope = 'parked';
+INSERT INTO idem_scopes TABLE parked;
+-- As ORMs do it: the whole row, with the guard that the trigger gave the new one.
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('upserted', '1 day', 'uuidv7')
+ON CONFLICT (scope) DO UPDATE SET (ttl, key_time, guarded_since, guarded_ttl) =
+	(excluded.ttl, excluded.key_time, excluded.guarded_since, excluded.guarded_ttl);
+SELECT scope, guarded_since > now() AS moved, guarded_ttl FROM idem_scopes ORDER BY scope;
+SELECT * FROM idem_removed_scopes;
+ROLLBACK;
+-- A day has 24 hours, also where the clock changes.
+BEGIN;
+INSERT INTO idem_scopes (scope, ttl, guarded_since, guarded_ttl)
+SELECT zone || ' ' || age, '180 days', now() - age::interval, '1 min'
+FROM unnest(ARRAY['Europe/Berlin', 'Australia/Sydney']) AS zone, unnest(ARRAY['4319 hours 30 min', '4320 hours 30 min']) AS age;
+SET LOCAL timezone = 'Europe/Berlin';
+UPDATE idem_scopes SET ttl = '181 days' WHERE scope LIKE 'Europe%';
+SET LOCAL timezone = 'Australia/Sydney';
+UPDATE idem_scopes SET ttl = '181 days' WHERE scope LIKE 'Australia%';
+SELECT scope, guarded_ttl FROM idem_scopes WHERE scope ~ 'hours' ORDER BY scope;
+ROLLBACK;
+-- What a snapshot does not see cannot be recorded.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+\set SHOW_CONTEXT never
+TRUNCATE idem_scopes;
+\set SHOW_CONTEXT errors
+ROLLBACK;
 -- A while after the ttl grew: a claim from just before was promised the old one.
+SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min', guarded_ttl = '4 min';
+RESET session_replication_role;
 SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
 SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '4 min'), 'v7');
+SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_ttl = '10 min';
+RESET session_replication_role;
 SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
 -- A restored or replicated row keeps its own.
 TRUNCATE idem_scopes;

@@ -56,6 +56,12 @@ SELECT r, relname, string_agg(p, ', ' ORDER BY p COLLATE "C") FROM pg_class c,
 	unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p
 WHERE relname IN ('idem_claims', 'idem_scopes', 'idem_stat_cleanup', 'idem_metrics') AND has_table_privilege(r, c.oid, p)
 GROUP BY r, relname ORDER BY r COLLATE "C", relname COLLATE "C";
+-- Triggers keep the guard.
+SELECT attname FROM pg_attribute
+WHERE attrelid = 'idem_scopes'::regclass AND attnum > 0
+	AND NOT (has_column_privilege('regress_idem_operator', attrelid, attnum, 'INSERT')
+		AND has_column_privilege('regress_idem_operator', attrelid, attnum, 'UPDATE'))
+ORDER BY attnum;
 
 -- An application needs no right on the tables, and has none.
 SET ROLE regress_idem_app;

@@ -234,6 +234,7 @@ idem.databases = 'nothing'
 			ok(wait_for_waiters($node, 1, 'Lock', $preloaded), "$request: it waits for a transaction") if $first eq 'transaction';
 			$holder->ask('COMMIT') if $first eq 'transaction';
 			ok(wait_for_waiters($node, 1, 'Extension', $preloaded), "$request: it sleeps");
+			$locker->ask('CREATE TABLE invalidating (i int); DROP TABLE invalidating; ANALYZE idem_claims');
 			is($locker->ask('BEGIN; LOCK TABLE idem_claims, idem_scopes IN ACCESS EXCLUSIVE MODE'), '',
 				"$request: the tables can be locked");
 			$locker->ask(q{INSERT INTO idem_scopes (scope, failed) VALUES ('', 'retryable')});

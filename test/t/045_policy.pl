@@ -340,6 +340,28 @@ query(q{DELETE FROM idem_claims WHERE scope LIKE '%, forgotten after, protect'})
 change('before');
 is(outcome($_->{key}, $_->{scope}), 'stale', "$_->{scope}: and never again") for @cases;
 
+# ----- claims while a promise is changed -----
+
+my $operator = Client->new($node);
+query("INSERT INTO idem_scopes (scope, ttl) VALUES ('changing', '10 min')");
+$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'changing'});
+is($session->ask(q{SET lock_timeout = '20 ms'; SELECT idem_claim('user', 'impatient', 'changing')}),
+	'ERROR:  55P03', q{the caller's own lock_timeout is raised});
+is($session->ask(q{RESET lock_timeout; SELECT outcome FROM idem_try_claim('user', 'impatient', 'changing', wait => '20 ms')}),
+	'timed_out', 'its wait is not');
+$operator->ask('COMMIT');
+is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'impatient', 'changing', wait => '0')}),
+	'claimed', 'committed, nobody waits');
+# The lock of a claim that failed is given back by the next one, or with the transaction.
+$session->ask(q{BEGIN; SAVEPOINT s});
+is($session->ask(q{SELECT idem_try_claim('user', 'large', 'changing', lease => '1 s', progress => to_jsonb(repeat('x', 1100000)))}),
+	'ERROR:  ID413', 'a claim fails');
+$session->ask(q{ROLLBACK TO s; SELECT idem_claim('user', 'small', 'changing')});
+is($operator->ask(q{SET lock_timeout = '3 min'; UPDATE idem_scopes SET ttl = '2 days' WHERE scope = 'changing'}),
+	'', 'and another one after it: a change does not wait for that');
+$session->ask('ROLLBACK');
+$operator->quit;
+
 # ----- on a subscriber -----
 
 my $subscriber = PostgreSQL::Test::Cluster->new('subscriber');
