@@ -1,0 +1,1955 @@
+/*
+ * idem, portable edition: the contract of the extension idem in SQL and PL/pgSQL.
+ *
+ * For servers on which no C can be installed.  Needs PostgreSQL 15 or later and no
+ * superuser:
+ *
+ *		psql -f sql/idem-portable.sql -v schema=idem
+ *
+ * installs it into a schema that exists (default: public), in one transaction.  The
+ * objects belong to whoever installs it.  The same file makes the extension
+ * idem_portable (see the Makefile).  Functions, outcomes, SQLSTATEs and tables are
+ * those of the C edition, so that callers do not change when they move to it.
+ *
+ * What this edition cannot give:
+ *
+ * - There is no worker.  Have pg_cron, or a timer of a client, clean up:
+ *		SELECT cron.schedule('idem', '10 seconds', 'CALL idem.idem_cleanup_all()');
+ * - Whoever waits for a lease looks again after pauses of up to 100 ms.
+ * - A wait for a transaction is bounded by lock_timeout, so that a claim is made in a
+ *	 subtransaction: waiters see a ROLLBACK TO of the holder up to two seconds late
+ *	 (deadlock_timeout and a second), and many single claims in one transaction slow
+ *	 down other sessions' snapshots once there are more than 64 of them.
+ * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.
+ * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do
+ *	 not exist.  The settings idem.ttl, idem.lease, idem.result_max_bytes and
+ *	 idem.cleanup_batch_size are columns of the table idem_settings.
+ * - It is slower, by an order of magnitude.
+ *
+ * How to read it.  Functions with two underscores are internal.  The protocol is
+ * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
+ *
+ * Security.  Whoever may call a function needs no right on the tables: the functions
+ * run as the owner (SECURITY DEFINER).  They run with the search_path of the
+ * installation, pg_catalog first (by not being named), then the schema of the
+ * installation, pg_temp last.  So nothing that a caller puts in the way is found.  For
+ * the case that others may create objects in that schema, text is compared to text,
+ * and functions that take "any" are qualified: no other operator or function can be
+ * a better match than the one of pg_catalog.
+ */
+
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+BEGIN;										-- psql only
+SET LOCAL search_path = :"schema", pg_temp;	-- psql only
+
+DO $block$
+DECLARE
+	other text;
+BEGIN
+	IF current_schema() IS NULL OR current_schema() LIKE 'pg\_%' THEN
+		RAISE EXCEPTION 'there is no schema to install idem into'
+			USING ERRCODE = 'invalid_schema_name',
+			HINT = 'Create it first, or name another one: psql -v schema=NAME.';
+	END IF;
+	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem') THEN
+		RAISE EXCEPTION 'extension "idem" is installed in this database'
+			USING ERRCODE = 'duplicate_object',
+			DETAIL = 'It is the C edition of the same functions.',
+			HINT = 'Use it, or drop it first.';
+	END IF;
+	SELECT pg_catalog.format('%I', n.nspname) INTO other
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	WHERE p.proname = 'idem_try_claim' LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
+			USING ERRCODE = 'duplicate_object',
+			HINT = 'Use that one, or drop it first: two would not know of each other''s claims.';
+	END IF;
+END
+$block$;
+
+-- ----- types -----
+
+CREATE TYPE idem_state AS ENUM ('in_progress', 'completed', 'failed');
+
+COMMENT ON TYPE idem_state IS 'state of a stored claim';
+
+CREATE TYPE idem_outcome AS ENUM (
+	'claimed', 'completed', 'failed', 'in_progress', 'timed_out', 'unknown',
+	'mismatch', 'stale', 'invalid'
+);
+
+COMMENT ON TYPE idem_outcome IS 'answer of a claim call';
+
+-- Collation "C" as in the table: a caller's own collation must not get into a
+-- comparison.
+CREATE TYPE idem__key AS (
+	user_id text COLLATE "C",
+	request_id text COLLATE "C",
+	scope text COLLATE "C"
+);
+
+CREATE TYPE idem__answer AS (
+	outcome idem_outcome,
+	result jsonb,
+	progress jsonb,
+	token int8,
+	expires_at timestamptz,
+	lease_until timestamptz
+);
+
+-- ----- claims -----
+
+-- The table of the C edition, see there.
+CREATE TABLE idem_claims (
+	expires_at timestamptz NOT NULL,
+	lease_until timestamptz,
+	token int8,
+	state idem_state NOT NULL,
+	request_id text COLLATE "C" NOT NULL,
+	user_id text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	fingerprint bytea,
+	result jsonb,
+	progress jsonb,
+	PRIMARY KEY (request_id, user_id, scope)
+) WITH (
+	autovacuum_vacuum_scale_factor = 0.02,
+	autovacuum_vacuum_threshold = 5000,
+	autovacuum_vacuum_insert_scale_factor = 0.1,
+	autovacuum_analyze_scale_factor = 0.1,
+	autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
+
+COMMENT ON TABLE idem_claims IS 'requests that have been executed, or are being executed under a lease';
+COMMENT ON COLUMN idem_claims.expires_at IS 'remembered at least until then';
+COMMENT ON COLUMN idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
+COMMENT ON COLUMN idem_claims.token IS 'fencing token; NULL for a transactional claim';
+COMMENT ON COLUMN idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
+
+CREATE SEQUENCE idem_token_seq AS int8 CACHE 1;
+
+COMMENT ON SEQUENCE idem_token_seq IS 'fencing tokens';
+
+-- ----- policy -----
+
+-- What a claim promises is the operator's to set.  Anybody may set a custom setting,
+-- so these are in a table: of one row, which a new one replaces (a restored one).
+CREATE TABLE idem_settings (
+	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+	ttl interval NOT NULL DEFAULT '1 hour' CHECK (
+		ttl >= '1 second' AND ttl <= '36500 days'
+		AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
+	lease interval NOT NULL DEFAULT '30 seconds' CHECK (
+		lease > '0' AND lease <= '36500 days'
+		AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
+	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000)
+);
+
+COMMENT ON TABLE idem_settings IS 'what the operator has set, for all scopes';
+COMMENT ON COLUMN idem_settings.ttl IS 'how long a claim is remembered at least, in scopes without a ttl';
+COMMENT ON COLUMN idem_settings.lease IS 'length of a lease when it is extended, in scopes without a lease';
+COMMENT ON COLUMN idem_settings.result_max_bytes IS 'largest result that is stored, in scopes without a limit';
+COMMENT ON COLUMN idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
+
+CREATE FUNCTION idem__replace_settings()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	DELETE FROM idem_settings;
+	RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER idem_settings_replace
+BEFORE INSERT ON idem_settings
+FOR EACH ROW EXECUTE FUNCTION idem__replace_settings();
+
+INSERT INTO idem_settings DEFAULT VALUES;
+
+CREATE TABLE idem_scopes (
+	scope text COLLATE "C" PRIMARY KEY CHECK (octet_length(scope) <= 255),
+	ttl interval
+		CONSTRAINT idem_scopes_ttl_check CHECK (
+			ttl > '0' AND ttl <= '36500 days'
+			AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
+	lease interval
+		CONSTRAINT idem_scopes_lease_check CHECK (
+			lease > '0' AND lease <= '36500 days'
+			AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
+	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
+	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
+	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
+	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
+	guarded_since timestamptz,
+	guarded_ttl interval,
+	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
+);
+
+COMMENT ON TABLE idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
+COMMENT ON COLUMN idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
+COMMENT ON COLUMN idem_scopes.lease IS 'length of a lease when it is extended; NULL: that of idem_settings';
+COMMENT ON COLUMN idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
+COMMENT ON COLUMN idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
+COMMENT ON COLUMN idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
+COMMENT ON COLUMN idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
+COMMENT ON COLUMN idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
+COMMENT ON COLUMN idem_scopes.guarded_since IS 'requests from before then were remembered for guarded_ttl only; kept by a trigger';
+COMMENT ON COLUMN idem_scopes.guarded_ttl IS 'see guarded_since; kept by a trigger';
+
+-- A day has 24 hours: added as days, it would have 23 or 25 where the clock changes.
+CREATE FUNCTION idem__without_days(length interval)
+RETURNS interval
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
+
+-- The policy of a scope: its row, or the settings.
+CREATE FUNCTION idem__policy(of_scope text)
+RETURNS TABLE (
+	ttl interval, lease interval, result_max_bytes int4,
+	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
+	guarded_since timestamptz, guarded_ttl interval)
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
+		idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
+		coalesce(p.result_max_bytes, d.result_max_bytes, 1048576),
+		p.failed IS NOT DISTINCT FROM 'retryable',
+		p.lapsed IS NOT DISTINCT FROM 'unknown',
+		p.expired IS NOT DISTINCT FROM 'reclaim',
+		p.key_time IS NOT DISTINCT FROM 'uuidv7',
+		coalesce(p.guarded_since, '-infinity'),
+		idem__without_days(coalesce(p.guarded_ttl, '0'))
+	FROM (SELECT) AS always
+		LEFT JOIN idem_settings AS d ON true
+		LEFT JOIN idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+$$;
+
+-- ----- what was promised before -----
+
+-- Under key_time = uuidv7 a key without a row is new if its own time is within the
+-- ttl, since a claim of it would still be remembered.  That is wrong for claims that
+-- were promised less: made before the ttl grew or the policy was switched on, or under
+-- a row of the scope that was removed since.  The guard says what is known of them:
+-- keys up to guarded_since were promised guarded_ttl at least, and are stale once that
+-- is over.
+
+CREATE TABLE idem_removed_scopes (
+	scope text COLLATE "C" PRIMARY KEY,
+	removed_at timestamptz NOT NULL,
+	ttl interval NOT NULL
+);
+
+COMMENT ON TABLE idem_removed_scopes IS 'what scopes have promised whose row was removed; kept by a trigger';
+COMMENT ON COLUMN idem_removed_scopes.ttl IS 'their claims were promised this at least';
+
+-- What claims under this row were promised at least.
+CREATE FUNCTION idem__least_promise(policy idem_scopes, default_ttl interval)
+RETURNS interval
+LANGUAGE sql VOLATILE
+AS $$
+	-- A guard counts as long as it says more than the ttl.
+	SELECT least(t.ttl, CASE WHEN (policy).guarded_since > clock_timestamp() - t.ttl
+		THEN coalesce((policy).guarded_ttl, '0') END)
+	FROM (SELECT coalesce((policy).ttl, default_ttl)) AS t (ttl)
+$$;
+
+CREATE FUNCTION idem__note_removed_scope(policy idem_scopes, default_ttl interval)
+RETURNS void
+LANGUAGE sql
+AS $$
+	INSERT INTO idem_removed_scopes AS removed (scope, removed_at, ttl)
+	VALUES ((policy).scope, clock_timestamp(), idem__least_promise(policy, default_ttl))
+	ON CONFLICT (scope) DO UPDATE SET removed_at = excluded.removed_at, ttl = least(removed.ttl, excluded.ttl)
+$$;
+
+-- Before a row of idem_scopes changes, and before TRUNCATE.
+--
+-- The lock waits for all transactions that have claimed, and keeps others from it until
+-- the change commits (see idem__claim_key()): so no claim under the old policy is later
+-- than the guard.  A key's own time can be a minute ahead of its claim.
+CREATE FUNCTION idem_scopes_guard()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	default_ttl constant interval := coalesce((SELECT d.ttl FROM idem_settings AS d), '1 hour');
+	caller_timeout constant text := current_setting('lock_timeout');
+	removed_ttl interval;
+	promised interval;
+BEGIN
+	-- What was removed longer ago says nothing that the default does not say.
+	DELETE FROM idem_removed_scopes AS removed
+	WHERE removed.removed_at < clock_timestamp() - default_ttl - interval '1 day';
+
+	IF TG_OP = 'TRUNCATE' THEN
+		PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
+		RETURN NULL;
+	ELSIF TG_OP = 'DELETE' THEN
+		PERFORM idem__note_removed_scope(OLD, default_ttl);
+		RETURN OLD;
+	ELSIF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+		IF coalesce(NEW.ttl, default_ttl) <= coalesce(OLD.ttl, default_ttl)
+			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
+			RETURN NEW;
+		END IF;
+		promised := idem__least_promise(OLD, default_ttl);
+	ELSE
+		IF TG_OP = 'UPDATE' THEN
+			PERFORM idem__note_removed_scope(OLD, default_ttl);
+		ELSIF NEW.guarded_since IS NOT NULL THEN
+			RETURN NEW;		-- restored from a dump
+		END IF;
+		DELETE FROM idem_removed_scopes AS removed
+		WHERE removed.scope = NEW.scope RETURNING removed.ttl INTO removed_ttl;
+		promised := least(default_ttl, removed_ttl);
+		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
+			RETURN NEW;
+		END IF;
+	END IF;
+
+	IF caller_timeout = '0' THEN
+		PERFORM set_config('lock_timeout', '5s', true);
+	END IF;
+	BEGIN
+		LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
+	EXCEPTION WHEN lock_not_available THEN
+		RAISE EXCEPTION 'policy of scope "%" cannot change now: transactions that have claimed are running', NEW.scope
+			USING ERRCODE = 'lock_not_available',
+			HINT = 'Try again when they have ended; prepared transactions count too. Set lock_timeout to wait longer than 5 seconds.';
+	END;
+	PERFORM set_config('lock_timeout', caller_timeout, true);
+	NEW.guarded_since := clock_timestamp() + interval '1 minute';
+	NEW.guarded_ttl := promised;
+	RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION idem_scopes_guard() IS 'trigger: keeps guarded_since and idem_removed_scopes';
+
+-- Not on a subscriber, which receives the publisher's guard
+CREATE TRIGGER idem_scopes_guard
+BEFORE INSERT OR UPDATE OR DELETE ON idem_scopes
+FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+
+CREATE TRIGGER idem_scopes_guard_all
+BEFORE TRUNCATE ON idem_scopes
+FOR EACH STATEMENT EXECUTE FUNCTION idem_scopes_guard();
+
+-- ----- keys and arguments -----
+
+CREATE FUNCTION idem__raise(sqlstate_ text, message_ text, hint_ text, detail_ text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF detail_ IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = sqlstate_, MESSAGE = message_, HINT = hint_;
+	END IF;
+	RAISE EXCEPTION USING ERRCODE = sqlstate_, MESSAGE = message_, HINT = hint_, DETAIL = detail_;
+END
+$$;
+
+CREATE FUNCTION idem__name(key idem__key)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT pg_catalog.format('scope "%s", user "%s", request "%s"', (key).scope, (key).user_id, (key).request_id) $$;
+
+CREATE FUNCTION idem__raise_of_key(sqlstate_ text, message_ text, hint_ text, key idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM idem__raise(sqlstate_, message_, hint_, 'S' || substr(idem__name(key), 2) || '.');
+END
+$$;
+
+CREATE FUNCTION idem__raise_too_long(name text, value text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM idem__raise('ID400', name || ' is too long', 'Fix the client: send a shorter id, or a hash of this one.',
+		pg_catalog.format('It has %s bytes, the limit is 255.', octet_length(value)));
+END
+$$;
+
+CREATE FUNCTION idem__check_id(name text, id text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF id IS NULL OR octet_length(id) = 0 THEN
+		PERFORM idem__raise('ID400', name || ' must not be ' || CASE WHEN id IS NULL THEN 'null' ELSE 'empty' END,
+			'Fix the client: it must send the same two ids each time it sends the request.',
+			'A request is named by a user and a request id.');
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem__check_scope(scope text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF scope IS NULL THEN
+		PERFORM idem__raise('ID400', 'scope must not be null',
+			'Fix the client: leave the scope out, or pass '''' for the default scope.');
+	ELSIF octet_length(scope) > 255 THEN
+		PERFORM idem__raise_too_long('scope', scope);
+	END IF;
+END
+$$;
+
+-- The key of the arguments.  A bad id is an error, never a NULL result: an IF would
+-- read that as "already done" and lose the request.
+CREATE FUNCTION idem__key_of(user_id text, request_id text, scope text)
+RETURNS idem__key
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
+		AND octet_length(scope) <= 255 THEN
+		RETURN ROW (user_id, request_id, scope)::idem__key;
+	END IF;
+	PERFORM idem__check_id('user_id', user_id);
+	PERFORM idem__check_id('request_id', request_id);
+	PERFORM idem__check_scope(scope);
+	IF octet_length(user_id) > 255 THEN
+		PERFORM idem__raise_too_long('user_id', user_id);
+	END IF;
+	PERFORM idem__raise_too_long('request_id', request_id);
+END
+$$;
+
+CREATE FUNCTION idem__check_fingerprint(fingerprint bytea)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF octet_length(fingerprint) NOT BETWEEN 1 AND 64 THEN
+		PERFORM idem__raise('ID400', 'fingerprint must have 1 to 64 bytes',
+			'Fix the client: send a hash of the parameters, idem_fingerprint(jsonb) makes one.',
+			pg_catalog.format('It has %s bytes.', octet_length(fingerprint)));
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem__check_token(token int8)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF token <= 0 THEN
+		PERFORM idem__raise('ID400', 'token must be positive',
+			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem__require_token(token int8)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM idem__check_token(token);
+	IF token IS NULL THEN
+		PERFORM idem__raise('ID400', 'token must not be null',
+			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem__has_months(length interval)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT date_part('year', length) <> 0 OR date_part('month', length) <> 0 $$;
+
+CREATE FUNCTION idem__check_lease(lease interval)
+RETURNS interval
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF lease IS NOT NULL AND (idem__has_months(lease) OR lease <= interval '0' OR lease > interval '36500 days') THEN
+		PERFORM idem__raise('ID400', 'lease must be positive, at most 36500 days, and without months',
+			'Fix the client: give it in seconds or minutes, and extend it while the work goes on.');
+	END IF;
+	RETURN idem__without_days(lease);
+END
+$$;
+
+-- The size of a result or progress, without what is saved by compressing it.
+CREATE FUNCTION idem__check_size(key idem__key, name text, value jsonb, bytes_max int4)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	bytes constant int4 := pg_column_size(to_jsonb(value)) - 4;
+BEGIN
+	IF bytes > bytes_max THEN
+		PERFORM idem__raise_of_key('ID413', pg_catalog.format('%s has %s bytes, the limit is %s', name, bytes, bytes_max),
+			'Store a reference to it, or have the operator raise idem.result_max_bytes or the scope''s result_max_bytes.', key);
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem__require_writable(command text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idem__raise('25006', pg_catalog.format('cannot execute %s in a read-only transaction', command),
+			CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: send the request to the primary.'
+			ELSE 'Use a read-write transaction, the one that does the work.' END);
+	END IF;
+END
+$$;
+
+-- The time in a version 7 UUID (RFC 9562, section 5.7) in canonical lower case:
+-- another spelling of the same uuid would be another key.  NULL: it is none.
+CREATE FUNCTION idem__key_time(key idem__key)
+RETURNS timestamptz
+LANGUAGE sql STABLE
+AS $$
+	SELECT to_timestamp((('x' || left((key).request_id, 8) || substr((key).request_id, 10, 4))::bit(48)::int8 / 1000.0)::float8)
+	WHERE (key).request_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+$$;
+
+-- Expiry is in whole seconds, rounded up, so that index entries deduplicate.
+CREATE FUNCTION idem__whole_second(moment timestamptz)
+RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
+
+-- The text whose hash is the fingerprint.  The order of an object's keys is jsonb's
+-- own, a function of the keys alone, and numbers lose the zeros that jsonb keeps but
+-- does not compare: equal jsonb give equal text, and unequal jsonb different text.
+CREATE FUNCTION idem__canonical(parameters jsonb)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	CASE jsonb_typeof(parameters)
+		WHEN 'object' THEN
+			RETURN '{' || coalesce((SELECT string_agg(to_json(e.key)::text || ':' || idem__canonical(e.value), ',' ORDER BY e.n)
+				FROM jsonb_each(parameters) WITH ORDINALITY AS e (key, value, n)), '') || '}';
+		WHEN 'array' THEN
+			RETURN '[' || coalesce((SELECT string_agg(idem__canonical(e.value), ',' ORDER BY e.n)
+				FROM jsonb_array_elements(parameters) WITH ORDINALITY AS e (value, n)), '') || ']';
+		WHEN 'number' THEN
+			RETURN trim_scale(parameters::numeric)::text;
+		ELSE
+			RETURN parameters::text;
+	END CASE;
+END
+$$;
+
+CREATE FUNCTION idem_fingerprint(parameters jsonb)
+RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	RETURN sha256(convert_to(idem__canonical(parameters), getdatabaseencoding()));
+END
+$$;
+
+COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
+'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
+
+-- ----- this transaction's claims -----
+
+-- Which keys it holds and has not settled, and what its latest claim call answered:
+-- for the short forms (idem_complete(result), idem_result()), and for telling a first
+-- settlement from a repeat.  Whether a key is ours is never read here but in its row:
+-- nothing is lost if this is, and nothing gained if a caller forges it.
+--
+-- It is kept in custom settings that are set as with SET LOCAL: these follow savepoints
+-- exactly, and end with the transaction, also with one that is prepared; they are the
+-- session's own, and cost a microsecond.  A temporary table would forbid PREPARE; the
+-- rows themselves would have to be found among all others, and do not tell a marker
+-- that was completed from one that was not.
+--
+--	idem_held.b0 .. b63		unsettled keys, as jsonb {key: ordinal}.  In 64 buckets by
+--							the hash of the key, since a setting is written as a whole
+--	idem_held.counts		how many are unsettled, and the latest ordinal
+--	idem_held.latest		outcome and key of the latest claim call
+--	idem_held.result		its result, as stored so far.  Its row can belong to somebody
+--							else by the time that it is asked for, or be gone
+
+CREATE FUNCTION idem__held(name text)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$ SELECT nullif(current_setting('idem_held.' || name, true), '') $$;
+
+CREATE FUNCTION idem__held_text(key idem__key)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT pg_catalog.jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text $$;
+
+CREATE FUNCTION idem__held_bucket(held text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT 'b' || (hashtext(held) & 63)::text $$;
+
+CREATE FUNCTION idem__is_unsettled(key idem__key)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	held constant text := idem__held_text(key);
+BEGIN
+	RETURN coalesce(idem__held(idem__held_bucket(held))::jsonb ? held, false);
+END
+$$;
+
+CREATE FUNCTION idem__note_answer(key idem__key, outcome text, result jsonb)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM set_config('idem_held.latest', outcome || ' ' || idem__held_text(key), true),
+		set_config('idem_held.result', coalesce(result::text, ''), true);
+END
+$$;
+
+CREATE FUNCTION idem__note_claimed(key idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	held constant text := idem__held_text(key);
+	bucket constant text := idem__held_bucket(held);
+	keys constant jsonb := coalesce(idem__held(bucket)::jsonb, '{}');
+	counts constant text := coalesce(idem__held('counts'), '0 0');
+	unsettled constant int := split_part(counts, ' ', 1)::int;
+	ordinal constant int := split_part(counts, ' ', 2)::int + 1;
+BEGIN
+	PERFORM set_config('idem_held.' || bucket, (keys || pg_catalog.jsonb_build_object(held, ordinal))::text, true),
+		set_config('idem_held.counts',
+			(unsettled + CASE WHEN keys ? held THEN 0 ELSE 1 END)::text || ' ' || ordinal::text, true);
+	PERFORM idem__note_answer(key, 'claimed', NULL);
+END
+$$;
+
+-- The key was settled with result; or its row was dropped, with NULL.
+CREATE FUNCTION idem__note_settled(key idem__key, result jsonb)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	held constant text := idem__held_text(key);
+	bucket constant text := idem__held_bucket(held);
+	keys constant jsonb := idem__held(bucket)::jsonb;
+	counts constant text := idem__held('counts');
+	latest constant text := idem__held('latest');
+BEGIN
+	IF keys IS NULL OR NOT keys ? held THEN
+		RETURN;
+	END IF;
+	PERFORM set_config('idem_held.' || bucket, nullif((keys - held)::text, '{}'), true),
+		set_config('idem_held.counts',
+			(split_part(counts, ' ', 1)::int - 1)::text || ' ' || split_part(counts, ' ', 2), true);
+	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
+		PERFORM set_config('idem_held.result', coalesce(result::text, ''), true);
+	END IF;
+END
+$$;
+
+-- The only key that is not settled.
+CREATE FUNCTION idem__only_unsettled(command text)
+RETURNS idem__key
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	unsettled constant int := coalesce(split_part(idem__held('counts'), ' ', 1)::int, 0);
+	keys idem__key[];
+BEGIN
+	IF unsettled = 0 THEN
+		PERFORM idem__raise('55000', command || ': this transaction holds no request that is not settled',
+			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
+	END IF;
+	keys := ARRAY(
+		SELECT ROW (e.key::jsonb ->> 0, e.key::jsonb ->> 1, e.key::jsonb ->> 2)::idem__key
+		FROM generate_series(0, 63) AS b, jsonb_each_text(idem__held('b' || b::text)::jsonb) AS e (key, ordinal)
+		ORDER BY e.ordinal::int LIMIT 6);
+	IF unsettled > 1 THEN
+		PERFORM idem__raise('55000', command || ': this transaction holds more than one request that is not settled',
+			'Name the one that is meant: pass user_id, request_id and scope.',
+			pg_catalog.format('It holds %s: %s.', unsettled,
+				(SELECT string_agg(CASE WHEN n < 6 THEN idem__name(ROW (k.user_id, k.request_id, k.scope)::idem__key)
+					ELSE 'and more' END, '; ' ORDER BY n)
+				FROM unnest(keys) WITH ORDINALITY AS k (user_id, request_id, scope, n))));
+	END IF;
+	RETURN keys[1];
+END
+$$;
+
+-- Whether the row version with this xmin, which we see, was written by this
+-- transaction: of what is in progress we see our own only.  The id can be that of a
+-- subtransaction, which is assigned after that of the transaction.  One that seems to
+-- be in the future is from before the ids wrapped around, and frozen.
+CREATE FUNCTION idem__is_ours(row_xmin xid)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
+	after constant int8 := (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296;
+BEGIN
+	IF top IS NULL OR after >= 2147483648 THEN
+		RETURN false;
+	ELSIF after = 0 THEN
+		RETURN true;
+	END IF;
+	RETURN pg_xact_status((top + after)::text::xid8) IS NOT DISTINCT FROM 'in progress';
+EXCEPTION
+	WHEN invalid_parameter_value THEN
+		RETURN false;
+END
+$$;
+
+-- What was done to a lease must survive a crash once it was committed.  That is all:
+-- whether to wait for standbys stays the caller's choice.
+CREATE FUNCTION idem__commit_synchronously()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF current_setting('synchronous_commit') = 'off' THEN
+		PERFORM set_config('synchronous_commit', 'local', true);
+	END IF;
+END
+$$;
+
+-- ----- waiting -----
+
+-- A call's deadline: its argument, or the setting idem.wait.  '-infinity': it does not
+-- wait; 'infinity': until cancelled.
+CREATE FUNCTION idem__deadline(wait interval)
+RETURNS timestamptz
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	setting constant text := nullif(current_setting('idem.wait', true), '');
+	parts text[];
+	wait_ms numeric := 5000;
+BEGIN
+	IF idem__has_months(wait) THEN
+		PERFORM idem__raise('ID400', 'wait must not have months',
+			'Fix the client: give it in days, hours or shorter units. To wait until cancelled, set idem.wait to -1 and leave wait out.');
+	ELSIF wait < interval '0' THEN
+		PERFORM idem__raise('ID400', 'wait must not be negative', 'Fix the client: ''0'' does not wait at all.');
+	ELSIF wait IS NOT NULL THEN
+		RETURN CASE WHEN wait = interval '0' THEN '-infinity'
+			WHEN wait > interval '36500 days' THEN 'infinity'
+			ELSE clock_timestamp() + idem__without_days(wait) END;
+	END IF;
+
+	IF setting IS NOT NULL THEN
+		parts := regexp_match(setting COLLATE "C", '^\s*([+-]?\d*\.?\d+)\s*(us|ms|s|min|h|d)?\s*$');
+		wait_ms := round(parts[1]::numeric * CASE coalesce(parts[2], 'ms') WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1
+			WHEN 's' THEN 1000 WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 ELSE 86400000 END);
+		IF wait_ms IS NULL OR wait_ms NOT BETWEEN -1 AND 2147483647 THEN
+			PERFORM idem__raise('22023', pg_catalog.format('invalid value for parameter "idem.wait": "%s"', setting),
+				'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".');
+		END IF;
+	END IF;
+	RETURN CASE wait_ms WHEN 0 THEN '-infinity' WHEN -1 THEN 'infinity'
+		ELSE clock_timestamp() + make_interval(secs => wait_ms::float8 / 1000) END;
+END
+$$;
+
+-- Bounds the waits for locks that follow, in a block that catches lock_not_available;
+-- its caller sets lock_timeout back.  False: the caller's own lock_timeout is shorter,
+-- and its error is to be raised.
+--
+-- A wait is cut into slices, each of which looks again: a holder that was rolled back to
+-- a savepoint is not waited for any longer, and several holders, one after the other,
+-- do not have a deadline each.  A slice is longer than deadlock_timeout, so that
+-- deadlocks are detected.
+CREATE FUNCTION idem__bound_lock_waits(deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	caller_ms constant float8 := date_part('epoch', current_setting('lock_timeout')::interval) * 1000;
+	slice_ms constant float8 := date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000 + 1000;
+	left_ms constant float8 := CASE WHEN deadline = 'infinity' THEN 'infinity'
+		WHEN deadline = '-infinity' THEN 0
+		ELSE ceil(date_part('epoch', deadline - clock_timestamp()) * 1000) END;
+BEGIN
+	IF caller_ms > 0 AND caller_ms <= left_ms THEN
+		RETURN false;
+	END IF;
+	PERFORM set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int::text, true);
+	RETURN true;
+END
+$$;
+
+CREATE FUNCTION idem__raise_outcome(outcome text, key idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	CASE outcome
+		WHEN 'failed' THEN
+			PERFORM idem__raise_of_key('ID417', 'request has failed for good',
+				'Do not retry it: use a new request id. idem_result(user_id, request_id, scope) has the stored error.', key);
+		WHEN 'in_progress' THEN
+			PERFORM idem__raise_of_key('ID409', 'request is being executed', 'Retry the same request later.', key);
+		WHEN 'timed_out' THEN
+			PERFORM idem__raise_of_key('ID503', 'request is still being executed after the wait',
+				'Retry the same request later.', key);
+		WHEN 'unknown' THEN
+			PERFORM idem__raise_of_key('ID424', 'request''s lease lapsed, and whether it was executed is unknown',
+				'Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget().', key);
+		WHEN 'mismatch' THEN
+			PERFORM idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
+				'Fix the client: a new request needs a new request id.', key);
+		WHEN 'stale' THEN
+			PERFORM idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
+				'Check the state, then use a new request id.', key);
+	END CASE;
+END
+$$;
+
+CREATE FUNCTION idem__outcome_of_passed(deadline timestamptz)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
+
+-- Whether another transaction is deleting the row: then we see it, and not even a lock
+-- that an update leaves room for can be had.
+CREATE FUNCTION idem__is_being_deleted(key idem__key)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	is_there boolean;
+	is_free boolean;
+BEGIN
+	PERFORM FROM idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	is_there := FOUND;
+	PERFORM FROM idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	FOR KEY SHARE SKIP LOCKED;
+	is_free := FOUND;
+	RAISE SQLSTATE 'ID000';		-- gives the lock back
+EXCEPTION
+	WHEN SQLSTATE 'ID000' THEN
+		RETURN is_there AND NOT is_free;
+END
+$$;
+
+-- ----- the protocol -----
+
+-- Until when a claim that is made or settled now is remembered: its ttl from now on, or
+-- from the key's own time where that is later; and not shorter than its lease.
+CREATE FUNCTION idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
+RETURNS timestamptz
+LANGUAGE sql VOLATILE
+AS $$ SELECT idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
+
+-- Whether a key of that time, without a row, may have been executed and forgotten.  A
+-- claim of it made at c is remembered until max(c, key_time) + ttl at least; one made
+-- before guarded_since until c + guarded_ttl, which can be a client's skew before that.
+CREATE FUNCTION idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz, guarded_ttl interval)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT coalesce(key_time <= clock_timestamp() - ttl
+		OR (key_time <= guarded_since AND key_time - interval '1 minute' <= clock_timestamp() - guarded_ttl), false)
+$$;
+
+/*
+ * Claims a key.  The order of decisions, the same on every path:
+ *
+ *	1. arguments, with what the scope's policy says of them;
+ *	2. another transaction is inserting, updating or deleting the row: wait for it.
+ *	   What is not committed says nothing.  Our own transaction's key is never waited
+ *	   for;
+ *	3. an expired row of a scope with expired = reclaim: as if it were absent;
+ *	4. the fingerprint, where both sides have one;
+ *	5. completed; failed for good;
+ *	6. in progress under a live lease: wait for it, and look again;
+ *	7. in progress under a lease that lapsed: claimed in place, or unknown, by policy;
+ *	8. failed and retryable: claimed in place;
+ *	9. absent: the key's own time, then insert.
+ *
+ * The insert comes first, whatever there is: INSERT ... ON CONFLICT DO NOTHING waits for
+ * whoever is at the row (2), raises 40001 where the row that decides is not visible, and
+ * is all that a new key needs.  Only an insert or update that succeeds ends in
+ * "claimed": so a holder that vanished is replaced by exactly one of its waiters.
+ *
+ * Each look is a subtransaction, since lock_timeout bounds its waits, and ends them with
+ * an error.  One that leads to no answer, or to one that needs no lock, is undone on
+ * purpose (ID000).  That gives back the locks of the tables, before a sleep: whoever
+ * wants to lock a table would wait for the sleeper, and the holder of the lease behind
+ * that.
+ *
+ * Leases are ordered by a lock of their key.  A token is drawn and its row written under
+ * it, and it is held until the transaction ends: so tokens grow from holder to holder,
+ * also where the row was deleted in between.  No transaction is waited for in the
+ * meantime, or its own second claim could wait for us: a lease whose look under the lock
+ * meets somebody looks once more, without it, only to wait, and then again with it.
+ *
+ * The lock on idem_scopes, which a claim holds from before it reads the policy until its
+ * transaction ends, orders it with changes of a promise (idem_scopes_guard()).
+ *
+ * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
+ * wants raises ID400, and is not answered with invalid.
+ */
+CREATE FUNCTION idem__claim_key(
+	command text, key idem__key, fingerprint bytea, deadline timestamptz,
+	lease interval, progress jsonb, strict boolean)
+RETURNS idem__answer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	caller_timeout constant text := current_setting('lock_timeout');
+	-- A key whose row is being deleted is executed by nobody, so even a claim that does
+	-- not want to wait waits this long for the delete, which is a batch of about a second.
+	delete_deadline constant timestamptz := clock_timestamp() + interval '5 seconds';
+	patience timestamptz := deadline;
+	pause interval := '1 millisecond';
+	only_waiting boolean := false;	-- for a lease, without the lock of its key
+	catching boolean;			-- the timeout is ours, not the caller's
+	inserting boolean;
+	live boolean;				-- it is somebody else's lease
+	policy record;
+	key_time timestamptz;
+	seen record;				-- the row that is there
+	claim idem_claims;			-- the row that a claim stores
+	claim_from timestamptz;
+	outcome text;
+	answer idem__answer;
+BEGIN
+	PERFORM idem__require_writable(command);
+	LOOP
+		outcome := NULL;
+		answer := NULL;
+		live := false;
+		inserting := true;
+		BEGIN
+			catching := idem__bound_lock_waits(CASE WHEN lease IS NULL OR only_waiting THEN patience ELSE '-infinity' END);
+
+			-- 1
+			LOCK TABLE idem_scopes IN ROW SHARE MODE;
+			SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+			key_time := CASE WHEN policy.uuidv7 THEN idem__key_time(key) END;
+			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
+				outcome := 'invalid';
+				RAISE SQLSTATE 'ID000';
+			END IF;
+			PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+
+			claim := NULL;
+			IF lease IS NOT NULL AND NOT only_waiting THEN
+				PERFORM pg_advisory_xact_lock(hashtextextended(idem__held_text(key), 0));
+				claim.token := nextval('idem_token_seq');
+			END IF;
+
+			-- 2 and 9
+			claim_from := clock_timestamp();
+			claim.state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
+			claim.lease_until := claim_from + lease;
+			claim.expires_at := idem__remembered_until(policy.ttl, key_time, claim.lease_until);
+			claim.fingerprint := fingerprint;
+			claim.progress := progress;
+			INSERT INTO idem_claims (expires_at, lease_until, token, state,
+				request_id, user_id, scope, fingerprint, progress)
+			VALUES (claim.expires_at, claim.lease_until, claim.token, claim.state,
+				key.request_id, key.user_id, key.scope, claim.fingerprint, claim.progress)
+			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+			IF FOUND THEN
+				outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since, policy.guarded_ttl)
+					THEN 'stale' ELSE 'claimed' END;
+			ELSE
+				inserting := false;
+				SELECT c.xmin AS version, idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
+					c.lease_until, c.fingerprint, c.result, c.progress
+				INTO seen FROM idem_claims AS c
+				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+				IF NOT FOUND THEN
+					RAISE SQLSTATE 'ID000';		-- removed since: look again
+				END IF;
+
+				IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
+					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
+					-- 3
+					outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since, policy.guarded_ttl)
+						THEN 'stale' ELSE 'claimed' END;
+				ELSE
+					live := seen.state = 'in_progress' AND NOT seen.ours AND seen.lease_until > clock_timestamp();
+					outcome := CASE
+						-- 4
+						WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
+						-- 5 and 8
+						WHEN seen.state = 'completed' THEN 'completed'
+						WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
+						-- 6
+						WHEN seen.ours OR live THEN 'in_progress'
+						-- 7
+						WHEN policy.unknown THEN 'unknown'
+						ELSE 'claimed' END;
+					live := live AND outcome = 'in_progress';
+					-- What is stored under another fingerprint belongs to another request.
+					IF outcome <> 'mismatch' THEN
+						answer.progress := seen.progress;
+						answer.expires_at := seen.expires_at;
+						answer.lease_until := seen.lease_until;
+						answer.result := CASE WHEN outcome <> 'claimed' THEN seen.result END;
+					END IF;
+				END IF;
+				IF outcome = 'claimed' THEN
+					PERFORM FROM idem_claims AS c
+					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+						AND c.xmin = seen.version
+					FOR NO KEY UPDATE;
+					IF NOT FOUND THEN
+						outcome := NULL;
+						RAISE SQLSTATE 'ID000';		-- changed since: look again
+					END IF;
+				END IF;
+			END IF;
+
+			IF outcome = 'claimed' AND only_waiting THEN
+				only_waiting := false;
+				outcome := NULL;
+				RAISE SQLSTATE 'ID000';
+			ELSIF outcome = 'stale' OR (outcome <> 'claimed' AND (live OR lease IS NOT NULL)) THEN
+				RAISE SQLSTATE 'ID000';
+			END IF;
+
+			-- In place; or the insert waited, and the promise counts from now on.
+			IF outcome = 'claimed' AND (NOT inserting OR claim.expires_at < clock_timestamp() + policy.ttl
+				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
+				claim.lease_until := clock_timestamp() + lease;
+				-- A successor's request is the same request: it keeps the fingerprint, the
+				-- progress and what was promised, if the answer tells of a predecessor.
+				claim.expires_at := greatest(answer.expires_at,
+					idem__remembered_until(policy.ttl, key_time, claim.lease_until));
+				UPDATE idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
+					token = claim.token, state = claim.state, result = NULL,
+					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
+						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
+					progress = coalesce(claim.progress, answer.progress)
+				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+			END IF;
+			PERFORM set_config('lock_timeout', caller_timeout, true);
+		EXCEPTION
+			WHEN SQLSTATE 'ID000' THEN
+				NULL;
+			WHEN lock_not_available THEN
+				IF NOT catching THEN
+					RAISE;
+				END IF;
+				outcome := NULL;
+				answer := NULL;
+				live := false;
+				only_waiting := lease IS NOT NULL;
+				patience := deadline;
+				IF clock_timestamp() >= deadline THEN
+					IF inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key) THEN
+						patience := clock_timestamp() + interval '100 milliseconds';
+					ELSE
+						outcome := idem__outcome_of_passed(deadline);
+					END IF;
+				END IF;
+		END;
+
+		EXIT WHEN outcome IS NOT NULL AND (NOT live OR deadline = '-infinity');
+		IF live THEN
+			IF clock_timestamp() >= deadline THEN
+				outcome := 'timed_out';
+				EXIT;
+			END IF;
+			PERFORM pg_sleep(date_part('epoch',
+				least(clock_timestamp() + pause, answer.lease_until, deadline) - clock_timestamp()));
+			pause := least(pause * 2, interval '100 milliseconds');
+		END IF;
+	END LOOP;
+
+	answer.outcome := outcome;
+	IF outcome = 'claimed' THEN
+		answer.token := claim.token;
+		answer.expires_at := claim.expires_at;
+		answer.lease_until := claim.lease_until;
+		PERFORM idem__note_claimed(key);
+		-- The token must not be drawn again after a crash.
+		IF lease IS NOT NULL THEN
+			PERFORM idem__commit_synchronously();
+		END IF;
+	ELSIF outcome <> 'invalid' THEN
+		PERFORM idem__note_answer(key, outcome, answer.result);
+	ELSIF strict AND key_time IS NULL THEN
+		PERFORM idem__raise_of_key('ID400', 'request_id is not a version 7 UUID in canonical lower-case form',
+			'Fix the client: this scope has key_time = uuidv7 and needs the time in the id.', key);
+	ELSIF strict THEN
+		PERFORM idem__raise_of_key('ID400', 'request id is ahead of the clock',
+			'Fix the client: its clock is more than a minute ahead.', key);
+	END IF;
+	RETURN answer;
+END
+$$;
+
+-- ----- claiming -----
+
+CREATE FUNCTION idem_claim(
+	user_id text, request_id text, scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	deadline constant timestamptz := idem__deadline(wait);
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	outcome text;
+BEGIN
+	PERFORM idem__check_fingerprint(fingerprint);
+	outcome := (idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL, NULL, true)).outcome;
+	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
+		PERFORM idem__raise_outcome(outcome, key);
+	END IF;
+	RETURN outcome = 'claimed';
+END
+$$;
+
+COMMENT ON FUNCTION idem_claim(text, text, text, bytea, interval) IS
+'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
+
+CREATE FUNCTION idem_try_claim(
+	user_id text, request_id text, scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL, lease interval DEFAULT NULL,
+	OUT outcome idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
+	OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	deadline constant timestamptz := idem__deadline(wait);
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	answer idem__answer;
+BEGIN
+	PERFORM idem__check_fingerprint(fingerprint);
+	lease := idem__check_lease(lease);
+	IF progress IS NOT NULL AND lease IS NULL THEN
+		PERFORM idem__raise('ID400', 'progress needs a lease',
+			'Fix the client: pass lease too, or leave progress out.');
+	END IF;
+	answer := idem__claim_key('idem_try_claim()', key, fingerprint, deadline, lease, progress, true);
+	outcome := answer.outcome;
+	result := answer.result;
+	progress := answer.progress;
+	token := answer.token;
+	expires_at := answer.expires_at;
+	lease_until := answer.lease_until;
+END
+$$;
+
+COMMENT ON FUNCTION idem_try_claim(text, text, text, bytea, interval, interval, jsonb) IS
+'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
+
+-- One element of a batch.  One that is not valid harms no other.
+CREATE FUNCTION idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
+RETURNS idem__answer
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
+		AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64) THEN
+		RETURN idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::idem__key,
+			fingerprint, deadline, NULL, NULL, false);
+	END IF;
+	RETURN ROW ('invalid', NULL, NULL, NULL, NULL, NULL)::idem__answer;
+END
+$$;
+
+-- The keys are claimed in their order, whatever the order of the arrays, so that batches
+-- that come first in their transactions never wait for each other in a circle.
+CREATE FUNCTION idem_claim_many(
+	user_ids text[], request_ids text[], scope text DEFAULT '',
+	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS TABLE (ordinal int4, outcome idem_outcome, result jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	deadline constant timestamptz := idem__deadline(wait);
+	refused text;
+BEGIN
+	PERFORM idem__check_scope(scope);
+	refused := CASE
+		WHEN user_ids IS NULL OR request_ids IS NULL THEN 'user_ids and request_ids must not be null'
+		WHEN array_ndims(user_ids) > 1 OR array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1
+			THEN 'arrays must have one dimension'
+		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
+			THEN 'arrays must have the same length' END;
+	IF refused IS NOT NULL THEN
+		PERFORM idem__raise('ID400', refused,
+			'Fix the client: pass one-dimensional arrays of the same length, one element a request.');
+	END IF;
+	PERFORM idem__require_writable('idem_claim_many()');
+
+	RETURN QUERY
+	SELECT e.n::int4, a.outcome, a.result
+	FROM (SELECT t.n, t.user_id, t.request_id, t.fingerprint
+			FROM unnest(user_ids, request_ids, fingerprints) WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
+			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e,
+		idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a
+	ORDER BY e.n;
+END
+$$;
+
+COMMENT ON FUNCTION idem_claim_many(text[], text[], text, bytea[], interval) IS
+'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';
+
+-- ----- settling -----
+
+-- The row of the key as it is now, locked until the transaction ends; all NULL: there is
+-- none.  Waits for who has it, for idem.wait, and then raises ID503 (ID409 for '0').
+-- insert_too: also for a row that is being inserted.
+CREATE FUNCTION idem__lock_row(key idem__key, deadline timestamptz, insert_too boolean)
+RETURNS idem_claims
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	caller_timeout constant text := current_setting('lock_timeout');
+	catching boolean;
+	is_absent boolean;
+	locked idem_claims;
+BEGIN
+	LOOP
+		SELECT c.* INTO locked FROM idem_claims AS c
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		FOR NO KEY UPDATE SKIP LOCKED;
+		IF FOUND THEN
+			RETURN locked;
+		END IF;
+
+		BEGIN
+			is_absent := false;
+			catching := idem__bound_lock_waits(deadline);
+			SELECT c.* INTO locked FROM idem_claims AS c
+			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			FOR NO KEY UPDATE;
+			IF FOUND THEN
+				PERFORM set_config('lock_timeout', caller_timeout, true);
+				RETURN locked;
+			END IF;
+			is_absent := true;
+			-- A row that we do not see is waited for by inserting it, which is undone.
+			IF insert_too THEN
+				INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+				VALUES ('-infinity', 'completed', key.request_id, key.user_id, key.scope)
+				ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+				is_absent := FOUND;
+			END IF;
+			RAISE SQLSTATE 'ID000';
+		EXCEPTION
+			WHEN SQLSTATE 'ID000' THEN
+				IF is_absent THEN
+					RETURN NULL;
+				END IF;
+			WHEN lock_not_available THEN
+				IF NOT catching THEN
+					RAISE;
+				ELSIF clock_timestamp() >= deadline THEN
+					PERFORM idem__raise_outcome(idem__outcome_of_passed(deadline), key);
+				END IF;
+		END;
+	END LOOP;
+END
+$$;
+
+-- The row of a lease, locked, if the token is its holder's; else ID410.  The token
+-- decides, never the clock: a holder whose lease lapsed and was not taken over still
+-- holds it.
+CREATE FUNCTION idem__lock_lease(key idem__key, token int8)
+RETURNS idem_claims
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), false);
+BEGIN
+	IF locked.token IS DISTINCT FROM token THEN
+		PERFORM idem__raise_of_key('ID410', 'lease is lost',
+			'Stop, and roll back: somebody else holds the request, or it was settled or dropped.', key);
+	END IF;
+	RETURN locked;
+END
+$$;
+
+CREATE FUNCTION idem__require_unsettled(key idem__key, lease idem_claims)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF lease.state::text <> 'in_progress' THEN
+		PERFORM idem__raise_of_key('ID410', 'lease is settled',
+			'Stop, and roll back: the request is completed or failed.', key);
+	END IF;
+END
+$$;
+
+/*
+ * Ends a key: true, stored; false, an identical repeat, or healed by somebody else.  Who
+ * may is read from the row, never from memory or the clock:
+ *
+ * - a transactional claim (token NULL): the transaction that wrote it.  It is a
+ *	 completed row from the start; settling it stores a response with it, or turns it
+ *	 into a failure;
+ * - a lease: whoever knows the token that is in its row.
+ *
+ * The token stays in a settled row, which tells its holder's repeat from anybody else's
+ * attempt.  A healed row has no lease_until: the holder who comes late learns that the
+ * request is settled, not that it lost something.
+ */
+CREATE FUNCTION idem__settle(command text, key idem__key, token int8, new_state text, new_result jsonb)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	unsettled constant boolean := idem__is_unsettled(key);
+	policy record;
+	was idem_claims;
+	is_healed boolean;
+	new_expires_at timestamptz;
+BEGIN
+	PERFORM idem__require_writable(command);
+	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+	PERFORM idem__check_size(key, 'result', new_result, policy.result_max_bytes);
+
+	IF token IS NOT NULL THEN
+		was := idem__lock_lease(key, token);
+	ELSE
+		SELECT c.* INTO was FROM idem_claims AS c
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			AND idem__is_ours(c.xmin);
+		IF NOT FOUND THEN
+			PERFORM idem__raise_of_key('ID410', 'request is not held by this transaction',
+				'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
+		END IF;
+	END IF;
+
+	IF was.state::text <> 'in_progress' AND NOT (unsettled AND was.token IS NULL) THEN
+		is_healed := was.token IS NOT NULL AND was.lease_until IS NULL AND was.state::text = 'completed';
+		IF (is_healed AND new_state <> 'completed') OR (NOT is_healed
+			AND (was.state::text <> new_state OR was.result IS DISTINCT FROM new_result)) THEN
+			PERFORM idem__raise_of_key('ID410', 'request is settled already, in another way',
+				'Settle a request once; a repeat must be identical.', key);
+		END IF;
+		RETURN false;
+	END IF;
+
+	new_expires_at := greatest(was.expires_at, idem__remembered_until(policy.ttl, NULL, NULL));
+	-- Completing a marker as a marker needs no second version of its row.
+	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
+		UPDATE idem_claims AS c SET state = new_state::idem_state, result = new_result, expires_at = new_expires_at
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	END IF;
+	PERFORM idem__note_settled(key, new_result);
+	IF was.token IS NOT NULL THEN
+		PERFORM idem__commit_synchronously();
+	END IF;
+	RETURN true;
+END
+$$;
+
+CREATE FUNCTION idem_complete(result jsonb DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	RETURN idem__settle('idem_complete()', idem__only_unsettled('idem_complete()'), NULL, 'completed', result);
+END
+$$;
+
+COMMENT ON FUNCTION idem_complete(jsonb) IS
+'stores the response of the only request that this transaction holds unsettled';
+
+CREATE FUNCTION idem_complete(
+	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM idem__check_token(token);
+	RETURN idem__settle('idem_complete()', key, token, 'completed', result);
+END
+$$;
+
+COMMENT ON FUNCTION idem_complete(text, text, jsonb, int8, text) IS
+'stores the response of a request that this transaction holds, or whose lease has the token: true, stored; false, an identical repeat';
+
+CREATE FUNCTION idem_fail(error jsonb)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	RETURN idem__settle('idem_fail()', idem__only_unsettled('idem_fail()'), NULL, 'failed', error);
+END
+$$;
+
+COMMENT ON FUNCTION idem_fail(jsonb) IS
+'ends the only request that this transaction holds unsettled as failed; commit, or it is not recorded';
+
+CREATE FUNCTION idem_fail(
+	user_id text, request_id text, error jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM idem__check_token(token);
+	RETURN idem__settle('idem_fail()', key, token, 'failed', error);
+END
+$$;
+
+COMMENT ON FUNCTION idem_fail(text, text, jsonb, int8, text) IS
+'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
+
+CREATE FUNCTION idem_heal(user_id text, request_id text, result jsonb, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	policy record;
+	state text;
+BEGIN
+	PERFORM idem__require_writable('idem_heal()');
+	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+	PERFORM idem__check_size(key, 'result', result, policy.result_max_bytes);
+	state := (idem__lock_row(key, idem__deadline(NULL), true)).state;
+	IF state IS NULL THEN
+		PERFORM idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
+	ELSIF state = 'failed' THEN
+		PERFORM idem__raise_of_key('ID410', 'request has failed for good',
+			'It is settled: its holder gave up after the work that was found, or before.', key);
+	ELSIF state = 'completed' THEN
+		RETURN false;
+	END IF;
+	UPDATE idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
+		expires_at = greatest(c.expires_at, idem__remembered_until(policy.ttl, NULL, NULL))
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	PERFORM idem__note_settled(key, result), idem__commit_synchronously();
+	RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION idem_heal(text, text, jsonb, text) IS
+'settles a lease, whoever holds it, for somebody who found its work done: true, settled; false, it was';
+
+CREATE FUNCTION idem_forget(user_id text, request_id text, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	was idem_claims;
+BEGIN
+	PERFORM idem__require_writable('idem_forget()');
+	was := idem__lock_row(key, idem__deadline(NULL), true);
+	IF was.state IS NULL THEN
+		RETURN false;
+	END IF;
+	DELETE FROM idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	PERFORM idem__note_settled(key, NULL);
+	IF was.token IS NOT NULL THEN
+		PERFORM idem__commit_synchronously();
+	END IF;
+	RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION idem_forget(text, text, text) IS
+'operator: drops a request, so that it can be executed again: true, dropped; false, there was none';
+
+-- ----- leases -----
+
+CREATE FUNCTION idem_extend(
+	user_id text, request_id text, token int8,
+	lease interval DEFAULT NULL, progress jsonb DEFAULT NULL, scope text DEFAULT '')
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	length constant interval := idem__check_lease(lease);
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	policy record;
+	until timestamptz;
+BEGIN
+	PERFORM idem__require_token(token), idem__require_writable('idem_extend()');
+	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+	PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+	until := clock_timestamp() + coalesce(length, policy.lease);
+	UPDATE idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, idem__whole_second(until)),
+		progress = coalesce(idem_extend.progress, c.progress)
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	RETURN until;
+END
+$$;
+
+COMMENT ON FUNCTION idem_extend(text, text, int8, interval, jsonb, text) IS
+'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
+
+-- Forgets the progress: what it stands for was undone.
+CREATE FUNCTION idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM idem__require_token(token), idem__require_writable('idem_release()');
+	IF (idem__lock_row(key, idem__deadline(NULL), false)).state IS NULL THEN
+		RETURN false;		-- as after a release before
+	END IF;
+	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+	DELETE FROM idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	PERFORM idem__note_settled(key, NULL), idem__commit_synchronously();
+	RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION idem_release(text, text, int8, text) IS
+'gives a lease up, the next waiter claims: true, released; false, the request is not there';
+
+-- The row's lock is the fence: until this transaction ends nobody can take the lease over.
+CREATE FUNCTION idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM idem__require_token(token), idem__require_writable('idem_fence()');
+	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+END
+$$;
+
+COMMENT ON FUNCTION idem_fence(text, text, int8, text) IS
+'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';
+
+-- ----- reading -----
+
+CREATE FUNCTION idem__require_latest(command text)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF idem__held('latest') IS NULL THEN
+		PERFORM idem__raise('55000', command || ': no claim was made in this transaction',
+			'Claim first, in the same transaction; or pass user_id and request_id to read what is stored.');
+	END IF;
+	RETURN idem__held('latest');
+END
+$$;
+
+CREATE FUNCTION idem_result()
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	PERFORM idem__require_latest('idem_result()');
+	RETURN idem__held('result')::jsonb;
+END
+$$;
+
+COMMENT ON FUNCTION idem_result() IS
+'result of the request of the latest claim call of this transaction, as stored so far';
+
+CREATE FUNCTION idem_status()
+RETURNS idem_outcome
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	RETURN split_part(idem__require_latest('idem_status()'), ' ', 1)::idem_outcome;
+END
+$$;
+
+COMMENT ON FUNCTION idem_status() IS
+'outcome of the latest claim call of this transaction';
+
+-- As a claim would see it: an expired row of a scope with expired = reclaim is absent.
+CREATE FUNCTION idem__as_claim_sees(key idem__key)
+RETURNS TABLE (outcome text, result jsonb)
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
+			THEN 'unknown' ELSE c.state::text END, c.result
+	FROM idem_claims AS c, idem__policy((key).scope) AS p
+	WHERE c.user_id = (key).user_id AND c.request_id = (key).request_id AND c.scope = (key).scope
+		AND NOT (p.reclaim AND c.expires_at <= clock_timestamp()
+			AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
+$$;
+
+CREATE FUNCTION idem_result(user_id text, request_id text, scope text DEFAULT '')
+RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN (SELECT s.result FROM idem__as_claim_sees(key) AS s);
+END
+$$;
+
+COMMENT ON FUNCTION idem_result(text, text, text) IS
+'stored result of a request, or error of a failed one; NULL if there is none';
+
+CREATE FUNCTION idem_status(user_id text, request_id text, scope text DEFAULT '')
+RETURNS idem_outcome
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN (SELECT s.outcome FROM idem__as_claim_sees(key) AS s);
+END
+$$;
+
+COMMENT ON FUNCTION idem_status(text, text, text) IS
+'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
+
+CREATE FUNCTION idem_lookup(user_id text, request_id text, scope text DEFAULT '')
+RETURNS TABLE (
+	state idem_state, expires_at timestamptz, lease_until timestamptz,
+	fingerprint bytea, result jsonb, progress jsonb)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
+	FROM idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+END
+$$;
+
+COMMENT ON FUNCTION idem_lookup(text, text, text) IS
+'all that is stored of a request but its token; no row if it is not remembered';
+
+-- ----- cleaning -----
+
+-- One row a batch, or for all batches of more than a week ago: a row that counts would be
+-- updated for ever, and be waited for by other cleaners.
+CREATE TABLE idem_cleanup_batches (
+	finished_at timestamptz NOT NULL,
+	batches int8 NOT NULL,
+	rows_deleted int8 NOT NULL,
+	seconds float8 NOT NULL,
+	max_seconds float8 NOT NULL,
+	more boolean NOT NULL
+);
+
+CREATE INDEX idem_cleanup_batches_finished_at_idx ON idem_cleanup_batches (finished_at);
+
+COMMENT ON TABLE idem_cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
+COMMENT ON COLUMN idem_cleanup_batches.more IS 'it left expired claims behind';
+
+CREATE FUNCTION idem__note_batch(begun timestamptz, rows_deleted int8, more boolean)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	seconds constant float8 := date_part('epoch', clock_timestamp() - begun);
+BEGIN
+	INSERT INTO idem_cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
+	-- Now and then
+	IF (SELECT count(*) >= 1000 FROM (SELECT FROM idem_cleanup_batches AS b
+			WHERE b.finished_at < clock_timestamp() - interval '7 days' LIMIT 1000) AS old) THEN
+		WITH old AS (
+			DELETE FROM idem_cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
+				SELECT b2.ctid FROM idem_cleanup_batches AS b2
+				WHERE b2.finished_at < clock_timestamp() - interval '7 days' FOR UPDATE SKIP LOCKED))
+			RETURNING b.*)
+		INSERT INTO idem_cleanup_batches
+			SELECT max(o.finished_at), sum(o.batches)::int8, sum(o.rows_deleted)::int8, sum(o.seconds), max(o.max_seconds), false
+			FROM old AS o HAVING count(*) > 0;
+	END IF;
+END
+$$;
+
+-- One batch of idem_cleanup_all(): the oldest first, from a low-water mark on, for about a
+-- second.  Rows that others have locked are skipped, never waited for; a live lease, or
+-- one whose fate somebody has to find out, stays.  The cutoff of the caller never gets a
+-- claim removed before its time.
+CREATE FUNCTION idem_cleanup_step(
+	batch_size int4, start timestamptz, expired_before timestamptz,
+	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM idem_settings AS d), 50000);
+	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
+	chunk_max int8;
+	chunk int8;
+BEGIN
+	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
+		PERFORM idem__raise('ID400', 'batch_size must be between 1 and 1000000',
+			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
+	END IF;
+	PERFORM idem__require_writable('idem_cleanup()');
+	start := coalesce(start, '-infinity');
+	next_start := start;
+	rows_deleted := 0;
+	-- In chunks, between which it looks at the clock
+	LOOP
+		chunk_max := least(rows_max - rows_deleted, 5000);
+		WITH gone AS (
+			DELETE FROM idem_claims AS c WHERE c.ctid = ANY (ARRAY(
+				SELECT e.ctid FROM idem_claims AS e
+				WHERE e.expires_at >= next_start AND e.expires_at <= cutoff
+					AND NOT (e.state::text = 'in_progress' AND (e.lease_until > clock_timestamp()
+						OR EXISTS (SELECT FROM idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown')))
+				ORDER BY e.expires_at LIMIT chunk_max
+				FOR UPDATE OF e SKIP LOCKED))
+			RETURNING c.expires_at)
+		SELECT count(*), coalesce(max(g.expires_at), next_start) INTO chunk, next_start FROM gone AS g;
+		rows_deleted := rows_deleted + chunk;
+		more := chunk = chunk_max;
+		EXIT WHEN NOT more OR rows_deleted = rows_max OR clock_timestamp() > begun + interval '1 second';
+	END LOOP;
+	more := more AND EXISTS (SELECT FROM idem_claims AS e WHERE e.expires_at >= next_start AND e.expires_at <= cutoff);
+	IF NOT more THEN
+		next_start := greatest(start, cutoff);
+	END IF;
+	PERFORM idem__note_batch(begun, rows_deleted, more);
+END
+$$;
+
+COMMENT ON FUNCTION idem_cleanup_step(int4, timestamptz, timestamptz) IS
+'for idem_cleanup_all(): one batch, from one low-water mark to the next';
+
+CREATE FUNCTION idem_cleanup(batch_size int4 DEFAULT NULL)
+RETURNS int8
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	RETURN (idem_cleanup_step(batch_size, NULL, NULL)).rows_deleted;
+END
+$$;
+
+COMMENT ON FUNCTION idem_cleanup(int4) IS
+'operator: removes expired claims in this transaction, at most batch_size (NULL: that of idem_settings) and for about a second; returns how many';
+
+-- A procedure that commits can have no search_path of its own: its names are qualified
+-- here.  The cutoff stays that of the call, so it ends though claims expire all the while.
+DO $block$
+BEGIN
+	EXECUTE pg_catalog.format($create$
+CREATE PROCEDURE idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
+LANGUAGE plpgsql
+AS $procedure$
+DECLARE
+	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+	start pg_catalog.timestamptz := '-infinity';
+	more pg_catalog.bool := true;
+BEGIN
+	WHILE more LOOP
+		SELECT step.more, step.next_start INTO more, start
+		FROM %I.idem_cleanup_step(batch_size, start, expired_before) AS step;
+		COMMIT;
+	END LOOP;
+END
+$procedure$
+$create$, current_schema());
+END
+$block$;
+
+COMMENT ON PROCEDURE idem_cleanup_all(int4) IS
+'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';
+
+CREATE VIEW idem_stat_cleanup AS
+	SELECT b.rows_deleted, b.batches, l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds,
+		b.max_seconds AS max_batch_seconds,
+		(SELECT greatest(clock_timestamp() - e.expires_at, '0') FROM idem_claims AS e
+			WHERE NOT (e.state::text = 'in_progress'
+				AND EXISTS (SELECT FROM idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown'))
+			ORDER BY e.expires_at LIMIT 1) AS oldest_expired_age,
+		coalesce(l.more, false) AS backlog,
+		(SELECT count(*) FROM idem_claims AS e JOIN idem_scopes AS p USING (scope)
+			WHERE e.expires_at <= clock_timestamp() AND e.state::text = 'in_progress' AND p.lapsed = 'unknown') AS rows_unknown,
+		l.finished_at AS last_run
+	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
+				coalesce(sum(t.seconds), 0) AS seconds, coalesce(max(t.max_seconds), 0) AS max_seconds
+			FROM idem_cleanup_batches AS t) AS b
+		LEFT JOIN LATERAL (SELECT t.* FROM idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
+
+COMMENT ON VIEW idem_stat_cleanup IS
+'statistics of removing expired claims in this database';
+COMMENT ON COLUMN idem_stat_cleanup.rows_deleted IS 'expired claims removed';
+COMMENT ON COLUMN idem_stat_cleanup.batches IS 'batches committed';
+COMMENT ON COLUMN idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
+COMMENT ON COLUMN idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
+COMMENT ON COLUMN idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
+COMMENT ON COLUMN idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
+COMMENT ON COLUMN idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
+COMMENT ON COLUMN idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
+COMMENT ON COLUMN idem_stat_cleanup.last_run IS 'end of the latest batch';
+
+-- ----- rights -----
+
+CREATE FUNCTION idem__change_rights(role regrole, privileges text, command text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many',
+		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
+		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
+	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
+		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
+	-- all but the token, which only its holder is to know
+	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
+	schema constant text := current_schema()::text;
+	routine regprocedure;
+BEGIN
+	IF role IS NULL OR NOT EXISTS (SELECT FROM pg_roles WHERE oid = role)
+		OR privileges IS NULL OR (privileges <> 'app' AND privileges <> 'operator') THEN
+		PERFORM idem__raise('22023', 'rights are granted to, and revoked from, a role as ''app'' or ''operator''',
+			'app: claim and settle requests; operator: policy, cleanup, statistics.');
+	END IF;
+
+	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN
+		IF has_schema_privilege(schema, 'USAGE WITH GRANT OPTION') THEN
+			EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %s', schema, role);
+		ELSE
+			RAISE WARNING 'role % cannot use schema %', role, quote_ident(schema)
+				USING HINT = 'The owner of the schema has to grant USAGE on it.';
+		END IF;
+	END IF;
+
+	FOR routine IN
+		SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		WHERE n.nspname = schema AND p.proname::text = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+	LOOP
+		EXECUTE pg_catalog.format(command, pg_catalog.format('EXECUTE ON ROUTINE %s', routine), role);
+	END LOOP;
+	EXECUTE pg_catalog.format(command, 'USAGE ON TYPE idem_state, idem_outcome', role);
+
+	IF privileges = 'operator' THEN
+		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT (%s) ON idem_claims', columns), role);
+		EXECUTE pg_catalog.format(command, 'SELECT, INSERT, UPDATE, DELETE ON idem_scopes', role);
+		EXECUTE pg_catalog.format(command, 'SELECT, UPDATE ON idem_settings', role);
+		EXECUTE pg_catalog.format(command, 'SELECT ON idem_stat_cleanup', role);
+	END IF;
+END
+$$;
+
+CREATE FUNCTION idem_grant(role regrole, privileges text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	PERFORM idem__change_rights(role, privileges, 'GRANT %s TO %s');
+END
+$$;
+
+COMMENT ON FUNCTION idem_grant(regrole, text) IS
+'grants a role what an application (app) or an operator (operator) needs';
+
+CREATE FUNCTION idem_revoke(role regrole, privileges text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+	PERFORM idem__change_rights(role, privileges, 'REVOKE %s FROM %s');
+END
+$$;
+
+COMMENT ON FUNCTION idem_revoke(regrole, text) IS
+'takes back what idem_grant() has granted; app and operator share some functions';
+
+GRANT SELECT ON idem_stat_cleanup TO pg_monitor;
+
+-- Nothing is for everybody.  In an extension, what users put into the tables is theirs to
+-- dump.
+DO $block$
+DECLARE
+	routine regprocedure;
+	config regclass;
+BEGIN
+	FOR routine IN
+		SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		WHERE n.nspname = current_schema() AND p.proname LIKE 'idem\_%' AND p.proowner = current_user::regrole
+	LOOP
+		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
+	END LOOP;
+	REVOKE ALL ON TYPE idem_state, idem_outcome, idem__key, idem__answer FROM PUBLIC;
+
+	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem_portable') THEN
+		FOREACH config IN ARRAY ARRAY['idem_claims', 'idem_scopes', 'idem_removed_scopes', 'idem_settings',
+			'idem_cleanup_batches', 'idem_token_seq']::regclass[]
+		LOOP
+			PERFORM pg_extension_config_dump(config, '');
+		END LOOP;
+	END IF;
+END
+$block$;
+
+COMMIT;										-- psql only
