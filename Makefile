@@ -1,16 +1,20 @@
 # idem: claim a request once, replay it, forget it in time.
 #
 #   make                 build              (WERROR=1: a warning is an error)
-#   make install         install into the server that PG_CONFIG belongs to
-#   make installcheck    test against a running cluster (PGHOST, PGPORT, ...)
+#   make install         install into the server that PG_CONFIG belongs to, with the
+#                        portable edition as the extension idem_portable
+#   make install-portable      only that; needs no compiler
+#   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
+#                        EDITION=portable: the portable edition
 #   make prove           TAP tests, on clusters of their own; not as root
 #
 # ./test/run does all of it on a machine that has nothing yet.
 
-EXTENSION = idem
+EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA = sql/idem--1.0.sql
+DATA_built = sql/idem_portable--1.0.sql
 OBJS = \
 	src/idem.o \
 	src/worker.o \
@@ -48,10 +52,20 @@ endif
 # test/sql, test/specs and ./expected on every supported server: 15 looks for
 # expected files below --outputdir first, later ones below --expecteddir,
 # which is "." by default.
-REGRESS := $(sort $(patsubst test/sql/%.sql,%,$(wildcard test/sql/*.sql)))
-REGRESS_OPTS = --inputdir=test --outputdir=. --load-extension=$(EXTENSION)
-ISOLATION := $(sort $(patsubst test/specs/%.spec,%,$(wildcard test/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(EXTENSION)
+#
+# The tests are those of the contract, and run against either edition; but for these,
+# which look at what only one of them has.
+EDITION = c
+ONLY_c = no_extension rights_statistics settings table_changes \
+	policy_latest row_key_share
+ONLY_portable = portable
+
+TESTED = $(if $(filter portable,$(EDITION)),idem_portable,idem)
+EXCLUDED = $(ONLY_$(if $(filter portable,$(EDITION)),c,portable))
+REGRESS := $(filter-out $(EXCLUDED),$(sort $(patsubst test/sql/%.sql,%,$(wildcard test/sql/*.sql))))
+REGRESS_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
+ISOLATION := $(filter-out $(EXCLUDED),$(sort $(patsubst test/specs/%.spec,%,$(wildcard test/specs/*.spec))))
+ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 PROVE_TESTS = test/t/*.pl
 PROVE_FLAGS = -I test/t
 
@@ -65,6 +79,17 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+
+# The extension's script is the file for psql without what psql does.
+sql/idem_portable--1.0.sql: sql/idem-portable.sql Makefile
+	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
+		sed -e '/^\\/d' -e '/-- psql only$$/d' $<; } >$@.tmp
+	mv $@.tmp $@
+
+.PHONY: install-portable
+install-portable: sql/idem_portable--1.0.sql
+	$(MKDIR_P) '$(DESTDIR)$(datadir)/extension'
+	$(INSTALL_DATA) idem_portable.control $< '$(DESTDIR)$(datadir)/extension/'
 
 .PHONY: prove
 prove:

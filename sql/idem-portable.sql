@@ -851,9 +851,9 @@ BEGIN
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 	FOR KEY SHARE SKIP LOCKED;
 	is_free := FOUND;
-	RAISE SQLSTATE 'ID000';		-- gives the lock back
+	RAISE SQLSTATE 'ID001';		-- gives the lock back
 EXCEPTION
-	WHEN SQLSTATE 'ID000' THEN
+	WHEN SQLSTATE 'ID001' THEN
 		RETURN is_there AND NOT is_free;
 END
 $$;
@@ -900,7 +900,7 @@ $$;
  *
  * Each look is a subtransaction, since lock_timeout bounds its waits, and ends them with
  * an error.  One that leads to no answer, or to one that needs no lock, is undone on
- * purpose (ID000).  That gives back the locks of the tables, before a sleep: whoever
+ * purpose (ID001).  That gives back the locks of the tables, before a sleep: whoever
  * wants to lock a table would wait for the sleeper, and the holder of the lease behind
  * that.
  *
@@ -956,7 +956,7 @@ BEGIN
 			key_time := CASE WHEN policy.uuidv7 THEN idem__key_time(key) END;
 			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
 				outcome := 'invalid';
-				RAISE SQLSTATE 'ID000';
+				RAISE SQLSTATE 'ID001';
 			END IF;
 			PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 
@@ -988,7 +988,7 @@ BEGIN
 				INTO seen FROM idem_claims AS c
 				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 				IF NOT FOUND THEN
-					RAISE SQLSTATE 'ID000';		-- removed since: look again
+					RAISE SQLSTATE 'ID001';		-- removed since: look again
 				END IF;
 
 				IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
@@ -1025,7 +1025,7 @@ BEGIN
 					FOR NO KEY UPDATE;
 					IF NOT FOUND THEN
 						outcome := NULL;
-						RAISE SQLSTATE 'ID000';		-- changed since: look again
+						RAISE SQLSTATE 'ID001';		-- changed since: look again
 					END IF;
 				END IF;
 			END IF;
@@ -1033,9 +1033,9 @@ BEGIN
 			IF outcome = 'claimed' AND only_waiting THEN
 				only_waiting := false;
 				outcome := NULL;
-				RAISE SQLSTATE 'ID000';
+				RAISE SQLSTATE 'ID001';
 			ELSIF outcome = 'stale' OR (outcome <> 'claimed' AND (live OR lease IS NOT NULL)) THEN
-				RAISE SQLSTATE 'ID000';
+				RAISE SQLSTATE 'ID001';
 			END IF;
 
 			-- In place; or the insert waited, and the promise counts from now on.
@@ -1055,7 +1055,7 @@ BEGIN
 			END IF;
 			PERFORM set_config('lock_timeout', caller_timeout, true);
 		EXCEPTION
-			WHEN SQLSTATE 'ID000' THEN
+			WHEN SQLSTATE 'ID001' THEN
 				NULL;
 			WHEN lock_not_available THEN
 				IF NOT catching THEN
@@ -1266,9 +1266,9 @@ BEGIN
 				ON CONFLICT (request_id, user_id, scope) DO NOTHING;
 				is_absent := FOUND;
 			END IF;
-			RAISE SQLSTATE 'ID000';
+			RAISE SQLSTATE 'ID001';
 		EXCEPTION
-			WHEN SQLSTATE 'ID000' THEN
+			WHEN SQLSTATE 'ID001' THEN
 				IF is_absent THEN
 					RETURN NULL;
 				END IF;

@@ -1,4 +1,5 @@
 -- Many requests in one call: one answer an element, in the order of the arrays.
+\set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
 -- ----- answers -----

@@ -1,5 +1,6 @@
 -- Claims, replays, and what one transaction sees of its own claims.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 -- A marker: the first claim executes, every later one is a replay.
 SELECT idem_claim('u', 'marker');

@@ -1,6 +1,7 @@
 -- The order of decisions of a claim: every stored row, under every policy, asked
 -- for in every way.  The expectation is the contract's order, written in SQL; the
 -- answer must be the same whichever function asks.
+\set SHOW_CONTEXT never
 
 -- Committed, since a row of our own transaction is another matter
 CREATE TABLE cases AS

@@ -1,4 +1,5 @@
 -- Four ways to lose an execution: each wrong, and right. See the README.
+\set SHOW_CONTEXT never
 
 CREATE TABLE orders (id text PRIMARY KEY, item text, shipped bool NOT NULL DEFAULT false);
 CREATE TABLE stock (item text PRIMARY KEY, n int);

@@ -1,5 +1,6 @@
 -- Ids, scopes and fingerprints: what is taken, what is refused, what is equal.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 -- A NULL, empty or over-long id is an error in every function, never a NULL
 -- result.

@@ -1,5 +1,6 @@
 -- A lease and its token: claim, extend, fence, settle, release, heal.  Nothing
 -- lapses here; takeover.sql does that.
+\set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
 CREATE VIEW leased AS

@@ -1,5 +1,6 @@
 -- Reading what is stored of a request, and forgetting it.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 -- Nothing is stored
 SELECT idem_status('u', 'none') IS NULL AS no_status, idem_result('u', 'none') IS NULL AS no_result;

@@ -1,6 +1,7 @@
 -- Every outcome, as a value and as it is raised: one SQLSTATE, one thing to do.
 -- in_progress and timed_out need another holder: see two_phase and the specs.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 SELECT enum_range(NULL::idem_outcome), enum_range(NULL::idem_state);
 
@@ -71,8 +72,8 @@ FROM unnest(ARRAY['0', '1 microsecond', '1 day -1 hour', '10000 days', '21474836
 SELECT idem_complete('u', 'claimed', '1');
 \echo :SQLSTATE
 BEGIN;
-SET LOCAL idem.result_max_bytes = 10;
-SELECT idem_claim('u', 'large'), idem_complete('"12345678"');
+INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('small', 10);
+SELECT idem_claim('u', 'large', 'small'), idem_complete('"12345678"');
 \echo :SQLSTATE
 ROLLBACK;
 

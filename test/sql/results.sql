@@ -1,6 +1,7 @@
 -- idem_result() and idem_status(): of the latest claim call of this transaction,
 -- as far as it survives; and the cap on results.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 -- No claim in this transaction, though one in the session
 SELECT idem_claim('u', 'before');
@@ -107,10 +108,9 @@ SELECT execute_once('2'), execute_once('3'), execute_once('2');
 DROP FUNCTION execute_once;
 
 -- The cap counts the bytes of the jsonb: a string has 8 more than characters.
-LOAD 'idem';
-SET idem.result_max_bytes = 100;
+INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('cap', 100), ('small', 50), ('large', 200), ('one byte', 1);
 BEGIN;
-SELECT idem_claim('u', 'cap');
+SELECT idem_claim('u', 'cap', 'cap');
 SAVEPOINT s;
 SELECT idem_complete(to_jsonb(repeat('x', 93)));
 \echo :SQLSTATE
@@ -118,24 +118,20 @@ ROLLBACK TO s;
 SELECT idem_fail(to_jsonb(repeat('x', 93)));
 \echo :SQLSTATE
 ROLLBACK TO s;
-SELECT idem_complete('u', 'cap', to_jsonb(repeat('x', 93)));
+SELECT idem_complete('u', 'cap', to_jsonb(repeat('x', 93)), scope => 'cap');
 \echo :SQLSTATE
 ROLLBACK TO s;
 SELECT idem_complete(to_jsonb(repeat('x', 92)));
 COMMIT;
--- A scope's own, smaller or larger
-INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('small', 50), ('large', 200);
 BEGIN;
 SELECT idem_claim('u', 'cap', 'large'), idem_complete(to_jsonb(repeat('x', 192)));
 SELECT idem_claim('u', 'cap', 'small'), idem_complete(to_jsonb(repeat('x', 43)));
 \echo :SQLSTATE
 ROLLBACK;
 -- No result is never too large.
-SET idem.result_max_bytes = 1;
 BEGIN;
-SELECT idem_claim('u', 'cap 1'), idem_complete();
+SELECT idem_claim('u', 'cap 1', 'one byte'), idem_complete();
 COMMIT;
-RESET idem.result_max_bytes;
 -- By default 1 MiB; stored out of line, it comes back as it was.
 BEGIN;
 SELECT idem_claim('u', 'cap 2');
@@ -148,9 +144,8 @@ SELECT idem_result() = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored;
 COMMIT;
 SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
 -- The cap is for storing: what is stored is returned whatever it is now.
-SET idem.result_max_bytes = 10;
+INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('', 10);
 SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
-RESET idem.result_max_bytes;
 -- Incompressible, failed and retried in place, so that the row is written anew
 UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'large';
 SELECT jsonb_agg(md5(i::text)) AS large FROM generate_series(1, 2000) AS i \gset

@@ -68,5 +68,22 @@ SELECT idem_claim('u', 'after');
 SELECT request_id, expires_at > clock_timestamp() + interval '23 hours' AS a_day FROM idem_claims ORDER BY 1;
 COMMIT;
 SHOW idem.ttl;
+INSERT INTO idem_scopes (scope, ttl) VALUES ('day', '1 day');
+SET idem.ttl = '10min';
+BEGIN;
+SELECT idem_claim('u', 'ttl set', ''), idem_claim('u', 'ttl set', 'day');
+SELECT scope, expires_at >= now() + interval '10 min' AND expires_at < clock_timestamp() + interval '10 min 1 s' AS by_the_setting
+FROM idem_claims WHERE request_id = 'ttl set' ORDER BY scope;
+COMMIT;
+RESET idem.ttl;
+SET idem.result_max_bytes = 100;
+BEGIN;
+SELECT idem_claim('u', 'cap');
+SAVEPOINT s;
+SELECT idem_complete(to_jsonb(repeat('x', 93)));
+ROLLBACK TO s;
+SELECT idem_complete(to_jsonb(repeat('x', 92)));
+COMMIT;
+RESET idem.result_max_bytes;
 
-TRUNCATE idem_claims;
+TRUNCATE idem_claims, idem_scopes, idem_removed_scopes;

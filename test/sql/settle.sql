@@ -1,5 +1,6 @@
 -- Settling: complete and fail, in the short and the long form, once.
 -- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 -- Long form: true, stored; false, an identical repeat; ID410, another result.
 BEGIN;

@@ -235,4 +235,10 @@ ALTER SEQUENCE idem_token_seq NO CYCLE;
 SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
 SELECT idem_claim('u', 'without a token');
 
+-- The trigger of idem_scopes is for this table only.
+CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, key_time text, h int, g timestamptz, i interval);
+CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
+INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', 'uuidv7', 1, NULL);
+DROP TABLE regress_idem_other;
+
 TRUNCATE idem_claims, idem_scopes;

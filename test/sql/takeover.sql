@@ -1,5 +1,6 @@
 -- Leases that lapsed, requests that failed or expired: who may claim them, by the
 -- scope's policy, and what is left to the holder before.  lapse() stands for time.
+\set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
 INSERT INTO idem_scopes (scope, lapsed) VALUES ('unknown', 'unknown');

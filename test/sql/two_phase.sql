@@ -1,4 +1,5 @@
 -- Claims in prepared transactions. :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
 
 SELECT current_setting('max_prepared_transactions')::int < 1 AS cannot_prepare \gset
 \if :cannot_prepare
