@@ -30,12 +30,10 @@
  * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
  *
  * Security.  Whoever may call a function needs no right on the tables: the functions
- * run as the owner (SECURITY DEFINER).  They run with the search_path of the
- * installation, pg_catalog first (by not being named), then the schema of the
- * installation, pg_temp last.  So nothing that a caller puts in the way is found.  For
- * the case that others may create objects in that schema, text is compared to text,
- * and functions that take "any" are qualified: no other operator or function can be
- * a better match than the one of pg_catalog.
+ * run as the owner (SECURITY DEFINER), with the search_path of the installation:
+ * pg_catalog first (by not being named), then the schema of the installation, pg_temp
+ * last.  So nothing that a caller puts in the way is found.  Whoever may create objects in
+ * that schema is trusted like the owner; everybody must not.
  */
 
 \set ON_ERROR_STOP on
@@ -54,6 +52,13 @@ BEGIN
 		RAISE EXCEPTION 'there is no schema to install idem into'
 			USING ERRCODE = 'invalid_schema_name',
 			HINT = 'Create it first, or name another one: psql -v schema=NAME.';
+	END IF;
+	IF EXISTS (SELECT FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+			WHERE n.nspname = current_schema() AND a.grantee = 0 AND a.privilege_type = 'CREATE') THEN
+		RAISE EXCEPTION 'everybody may create objects in schema %', quote_ident(current_schema()::text)
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'Functions that run as their owner would find them.',
+			HINT = 'Revoke CREATE on the schema from PUBLIC, or install idem into another one.';
 	END IF;
 	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem') THEN
 		RAISE EXCEPTION 'extension "idem" is installed in this database'
@@ -781,15 +786,16 @@ $$;
 --
 -- A wait is cut into slices, each of which looks again: a holder that was rolled back to
 -- a savepoint is not waited for any longer, and several holders, one after the other,
--- do not have a deadline each.  A slice is longer than deadlock_timeout, so that
--- deadlocks are detected.
-CREATE FUNCTION idem__bound_lock_waits(deadline timestamptz)
+-- do not have a deadline each.  They grow from 100 ms, so that this is noticed soon, to
+-- more than deadlock_timeout, so that deadlocks are detected.
+CREATE FUNCTION idem__bound_lock_waits(deadline timestamptz, slices_before int4)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	caller_ms constant float8 := date_part('epoch', current_setting('lock_timeout')::interval) * 1000;
-	slice_ms constant float8 := date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000 + 1000;
+	deadlock_ms constant float8 := date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000;
+	slice_ms constant float8 := least(100 * 2 ^ least(slices_before, 30), deadlock_ms + 1000);
 	left_ms constant float8 := CASE WHEN deadline = 'infinity' THEN 'infinity'
 		WHEN deadline = '-infinity' THEN 0
 		ELSE ceil(date_part('epoch', deadline - clock_timestamp()) * 1000) END;
@@ -797,7 +803,7 @@ BEGIN
 	IF caller_ms > 0 AND caller_ms <= left_ms THEN
 		RETURN false;
 	END IF;
-	PERFORM set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int::text, true);
+	PERFORM set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true);
 	RETURN true;
 END
 $$;
@@ -929,6 +935,7 @@ DECLARE
 	delete_deadline constant timestamptz := clock_timestamp() + interval '5 seconds';
 	patience timestamptz := deadline;
 	pause interval := '1 millisecond';
+	slices int4 := 0;			-- of waiting for locks, so far
 	only_waiting boolean := false;	-- for a lease, without the lock of its key
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
@@ -946,9 +953,9 @@ BEGIN
 		outcome := NULL;
 		answer := NULL;
 		live := false;
-		inserting := true;
+		inserting := false;
 		BEGIN
-			catching := idem__bound_lock_waits(CASE WHEN lease IS NULL OR only_waiting THEN patience ELSE '-infinity' END);
+			catching := idem__bound_lock_waits(CASE WHEN lease IS NULL OR only_waiting THEN patience ELSE '-infinity' END, slices);
 
 			-- 1
 			LOCK TABLE idem_scopes IN ROW SHARE MODE;
@@ -973,6 +980,7 @@ BEGIN
 			claim.expires_at := idem__remembered_until(policy.ttl, key_time, claim.lease_until);
 			claim.fingerprint := fingerprint;
 			claim.progress := progress;
+			inserting := true;
 			INSERT INTO idem_claims (expires_at, lease_until, token, state,
 				request_id, user_id, scope, fingerprint, progress)
 			VALUES (claim.expires_at, claim.lease_until, claim.token, claim.state,
@@ -1065,6 +1073,7 @@ BEGIN
 				answer := NULL;
 				live := false;
 				only_waiting := lease IS NOT NULL;
+				slices := slices + 1;
 				patience := deadline;
 				IF clock_timestamp() >= deadline THEN
 					IF inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key) THEN
@@ -1236,6 +1245,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
+	slices int4 := 0;
 	catching boolean;
 	is_absent boolean;
 	locked idem_claims;
@@ -1250,7 +1260,7 @@ BEGIN
 
 		BEGIN
 			is_absent := false;
-			catching := idem__bound_lock_waits(deadline);
+			catching := idem__bound_lock_waits(deadline, slices);
 			SELECT c.* INTO locked FROM idem_claims AS c
 			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 			FOR NO KEY UPDATE;
@@ -1278,6 +1288,7 @@ BEGIN
 				ELSIF clock_timestamp() >= deadline THEN
 					PERFORM idem__raise_outcome(idem__outcome_of_passed(deadline), key);
 				END IF;
+				slices := slices + 1;
 		END;
 	END LOOP;
 END
