@@ -939,6 +939,8 @@ DECLARE
 	only_waiting boolean := false;	-- for a lease, without the lock of its key
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
+	deleting boolean := false;	-- somebody removes the row
+	was_deleting boolean;
 	live boolean;				-- it is somebody else's lease
 	policy record;
 	key_time timestamptz;
@@ -1076,9 +1078,11 @@ BEGIN
 				slices := slices + 1;
 				patience := deadline;
 				IF clock_timestamp() >= deadline THEN
-					IF inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key) THEN
+					was_deleting := deleting;
+					deleting := inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key);
+					IF deleting THEN
 						patience := clock_timestamp() + interval '100 milliseconds';
-					ELSE
+					ELSIF NOT was_deleting THEN		-- else look once more: it may be gone
 						outcome := idem__outcome_of_passed(deadline);
 					END IF;
 				END IF;
