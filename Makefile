@@ -58,7 +58,8 @@ endif
 EDITION = c
 ONLY_c = no_extension rights_statistics settings table_changes \
 	policy_latest row_key_share
-ONLY_portable = portable
+ONLY_portable = portable \
+	portable_policy
 
 TESTED = $(if $(filter portable,$(EDITION)),idem_portable,idem)
 EXCLUDED = $(ONLY_$(if $(filter portable,$(EDITION)),c,portable))

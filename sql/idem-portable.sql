@@ -20,7 +20,10 @@
  *	 subtransaction: waiters see a ROLLBACK TO of the holder up to two seconds late
  *	 (deadlock_timeout and a second), and many single claims in one transaction slow
  *	 down other sessions' snapshots once there are more than 64 of them.
- * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.
+ * - A ttl that grows, and key_time = uuidv7 that is switched on, wait for the transactions
+ *	 that have claimed, and not only for other changes of idem_scopes.
+ * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.  Let no such
+ *	 transaction run when uuidv7 is switched on, or a ttl grows under it.
  * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do
  *	 not exist.  The settings idem.ttl, idem.lease, idem.result_max_bytes and
  *	 idem.cleanup_batch_size are columns of the table idem_settings.
@@ -279,34 +282,50 @@ AS $$
 	ON CONFLICT (scope) DO UPDATE SET removed_at = excluded.removed_at, ttl = least(removed.ttl, excluded.ttl)
 $$;
 
--- Before a row of idem_scopes changes, and before TRUNCATE.
+-- Before a row of idem_scopes changes, and before TRUNCATE; in UTC, where a day has 24
+-- hours.
 --
--- The lock waits for all transactions that have claimed, and keeps others from it until
+-- The lock waits for the transactions that have claimed, and keeps new claims away until
 -- the change commits (see idem__claim_key()): so no claim under the old policy is later
 -- than the guard.  A key's own time can be a minute ahead of its claim.
+--
+-- A scope is removed and made again in order, also by two who do it at once: each writes
+-- its row of idem_removed_scopes.  Who makes it writes one and deletes it.
 CREATE FUNCTION idem_scopes_guard()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path FROM CURRENT
+SET timezone = 'UTC'
 AS $$
 DECLARE
 	default_ttl constant interval := coalesce((SELECT d.ttl FROM idem_settings AS d), '1 hour');
 	caller_timeout constant text := current_setting('lock_timeout');
-	removed_ttl interval;
+	isolation constant text := current_setting('transaction_isolation');
+	is_known boolean;
 	promised interval;
 BEGIN
 	-- What was removed longer ago says nothing that the default does not say.
-	DELETE FROM idem_removed_scopes AS removed
-	WHERE removed.removed_at < clock_timestamp() - default_ttl - interval '1 day';
+	IF TG_OP <> 'INSERT' THEN
+		DELETE FROM idem_removed_scopes AS removed
+		WHERE removed.removed_at < clock_timestamp() - default_ttl - interval '1 day';
+	END IF;
 
 	IF TG_OP = 'TRUNCATE' THEN
+		IF isolation = 'repeatable read' OR isolation = 'serializable' THEN
+			RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', isolation
+				USING ERRCODE = 'feature_not_supported',
+				DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
+				HINT = 'Use DELETE, or READ COMMITTED.';
+		END IF;
 		PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
 		RETURN NULL;
 	ELSIF TG_OP = 'DELETE' THEN
 		PERFORM idem__note_removed_scope(OLD, default_ttl);
 		RETURN OLD;
 	ELSIF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+		NEW.guarded_since := OLD.guarded_since;
+		NEW.guarded_ttl := OLD.guarded_ttl;
 		IF coalesce(NEW.ttl, default_ttl) <= coalesce(OLD.ttl, default_ttl)
 			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
 			RETURN NEW;
@@ -315,12 +334,17 @@ BEGIN
 	ELSE
 		IF TG_OP = 'UPDATE' THEN
 			PERFORM idem__note_removed_scope(OLD, default_ttl);
-		ELSIF NEW.guarded_since IS NOT NULL THEN
+		END IF;
+		INSERT INTO idem_removed_scopes AS removed VALUES (NEW.scope, 'infinity', default_ttl)
+		ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl
+		RETURNING removed.removed_at < 'infinity',
+			CASE WHEN removed.removed_at >= clock_timestamp() - default_ttl - interval '1 day'
+				THEN least(removed.ttl, default_ttl) ELSE default_ttl END
+		INTO is_known, promised;
+		DELETE FROM idem_removed_scopes AS removed WHERE removed.scope = NEW.scope;
+		IF TG_OP = 'INSERT' AND NOT is_known AND NEW.guarded_since IS NOT NULL THEN
 			RETURN NEW;		-- restored from a dump
 		END IF;
-		DELETE FROM idem_removed_scopes AS removed
-		WHERE removed.scope = NEW.scope RETURNING removed.ttl INTO removed_ttl;
-		promised := least(default_ttl, removed_ttl);
 		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
 			RETURN NEW;
 		END IF;
@@ -332,9 +356,9 @@ BEGIN
 	BEGIN
 		LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
 	EXCEPTION WHEN lock_not_available THEN
-		RAISE EXCEPTION 'policy of scope "%" cannot change now: transactions that have claimed are running', NEW.scope
+		RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
 			USING ERRCODE = 'lock_not_available',
-			HINT = 'Try again when they have ended; prepared transactions count too. Set lock_timeout to wait longer than 5 seconds.';
+			HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
 	END;
 	PERFORM set_config('lock_timeout', caller_timeout, true);
 	NEW.guarded_since := clock_timestamp() + interval '1 minute';
@@ -916,8 +940,9 @@ $$;
  * meantime, or its own second claim could wait for us: a lease whose look under the lock
  * meets somebody looks once more, without it, only to wait, and then again with it.
  *
- * The lock on idem_scopes, which a claim holds from before it reads the policy until its
- * transaction ends, orders it with changes of a promise (idem_scopes_guard()).
+ * The lock on idem_scopes, which a claim takes before it makes sure of its policy and
+ * holds until its transaction ends, orders it with changes of a promise
+ * (idem_scopes_guard()).  Whoever only gets an answer takes none.
  *
  * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
  * wants raises ID400, and is not answered with invalid.
@@ -943,7 +968,9 @@ DECLARE
 	was_deleting boolean;
 	live boolean;				-- it is somebody else's lease
 	policy record;
+	policy_now record;
 	key_time timestamptz;
+	is_new boolean;				-- the row
 	seen record;				-- the row that is there
 	claim idem_claims;			-- the row that a claim stores
 	claim_from timestamptz;
@@ -960,7 +987,6 @@ BEGIN
 			catching := idem__bound_lock_waits(CASE WHEN lease IS NULL OR only_waiting THEN patience ELSE '-infinity' END, slices);
 
 			-- 1
-			LOCK TABLE idem_scopes IN ROW SHARE MODE;
 			SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
 			key_time := CASE WHEN policy.uuidv7 THEN idem__key_time(key) END;
 			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
@@ -1048,8 +1074,20 @@ BEGIN
 				RAISE SQLSTATE 'ID001';
 			END IF;
 
+			-- A promise is made under the policy as it is now, and so it stays until the end.
+			IF outcome = 'claimed' THEN
+				is_new := inserting;
+				inserting := false;
+				LOCK TABLE idem_scopes IN ROW SHARE MODE;
+				SELECT p.* INTO policy_now FROM idem__policy(key.scope) AS p;
+				IF policy_now IS DISTINCT FROM policy THEN
+					outcome := NULL;
+					RAISE SQLSTATE 'ID001';
+				END IF;
+			END IF;
+
 			-- In place; or the insert waited, and the promise counts from now on.
-			IF outcome = 'claimed' AND (NOT inserting OR claim.expires_at < clock_timestamp() + policy.ttl
+			IF outcome = 'claimed' AND (NOT is_new OR claim.expires_at < clock_timestamp() + policy.ttl
 				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
 				claim.lease_until := clock_timestamp() + lease;
 				-- A successor's request is the same request: it keeps the fingerprint, the
@@ -1877,6 +1915,8 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
+	-- all but the guard, which triggers keep
+	policy constant text := 'scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes';
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	schema constant text := current_schema()::text;
@@ -1907,7 +1947,7 @@ BEGIN
 
 	IF privileges = 'operator' THEN
 		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT (%s) ON idem_claims', columns), role);
-		EXECUTE pg_catalog.format(command, 'SELECT, INSERT, UPDATE, DELETE ON idem_scopes', role);
+		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON idem_scopes', policy), role);
 		EXECUTE pg_catalog.format(command, 'SELECT, UPDATE ON idem_settings', role);
 		EXECUTE pg_catalog.format(command, 'SELECT ON idem_stat_cleanup', role);
 	END IF;

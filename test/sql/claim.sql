@@ -180,9 +180,9 @@ BEGIN
 		RAISE NOTICE 'rolled back';
 	END;
 END $$;
-SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid() AND mode ~ 'Exclusive';
 SELECT idem_claim('cursor', '1'), idem_claim('cursor', '2');
-SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid();
+SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid() AND mode ~ 'Exclusive';
 COMMIT;
 
 -- As part of a statement that changes data, and of a prepared one
