@@ -605,8 +605,9 @@ COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
 
 -- Which keys it holds and has not settled, and what its latest claim call answered:
 -- for the short forms (idem_complete(result), idem_result()), and for telling a first
--- settlement from a repeat.  Whether a key is ours is never read here but in its row:
--- nothing is lost if this is, and nothing gained if a caller forges it.
+-- settlement from a repeat.  Whether a key is ours is never read here but in its row: a
+-- caller who forges this gets at nobody else's request, and one who loses it (RESET ALL)
+-- gets an error.
 --
 -- It is kept in custom settings that are set as with SET LOCAL: these follow savepoints
 -- exactly, and end with the transaction, also with one that is prepared; they are the

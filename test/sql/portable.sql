@@ -1,0 +1,225 @@
+-- What only the portable edition has: its installation by psql, the settings in a
+-- table, the ledger of cleanups, and how it keeps a transaction's claims.
+-- :SQLSTATE is that of the statement before.
+\set SHOW_CONTEXT never
+
+-- ----- settings -----
+
+TABLE idem_settings;
+UPDATE idem_settings SET ttl = '10 min', result_max_bytes = 100, lease = '2 hours', cleanup_batch_size = 2;
+BEGIN;
+SELECT idem_claim('u', 'ttl set');
+SELECT expires_at >= now() + interval '10 min' AND expires_at < clock_timestamp() + interval '10 min 1 s' AS by_the_setting
+FROM idem_claims;
+SAVEPOINT s;
+SELECT idem_complete(to_jsonb(repeat('x', 93)));
+ROLLBACK TO s;
+SELECT idem_complete(to_jsonb(repeat('x', 92)));
+COMMIT;
+SELECT token AS t FROM idem_try_claim('u', 'lease set', lease => '1 min') \gset
+SELECT idem_extend('u', 'lease set', :t) > now() + interval '119 min' AS by_the_setting;
+INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+	SELECT '2020-01-01', 'completed', i, 'u', '' FROM generate_series(1, 5) AS i;
+SELECT idem_cleanup();
+-- A new row takes the place of the old one, as when a dump is restored.
+INSERT INTO idem_settings (ttl) VALUES ('1 day');
+SELECT ttl, lease, result_max_bytes FROM idem_settings;
+-- Without a row it is the defaults.
+DELETE FROM idem_settings;
+BEGIN;
+SELECT idem_claim('u', 'no settings');
+SELECT expires_at >= now() + interval '1 hour' AND expires_at < clock_timestamp() + interval '1 hour 1 s' AS by_default
+FROM idem_claims WHERE request_id = 'no settings';
+COMMIT;
+INSERT INTO idem_settings DEFAULT VALUES;
+UPDATE idem_settings SET ttl = '0';
+UPDATE idem_settings SET ttl = '1 month';
+UPDATE idem_settings SET lease = '-1 s';
+UPDATE idem_settings SET result_max_bytes = 0;
+UPDATE idem_settings SET cleanup_batch_size = 1000001;
+UPDATE idem_settings SET ttl = NULL;
+
+-- How long a claim waits is its caller's.
+CREATE FUNCTION pg_temp.waits(setting text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM set_config('idem.wait', setting, true);
+	RETURN coalesce(to_char(extract(epoch FROM public.idem__deadline(NULL) - clock_timestamp()), 'FM999990.0'), 'none');
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE || ' ' || SQLERRM;
+END $$;
+SELECT w, pg_temp.waits(w) FROM unnest(ARRAY['', '1500', '1.5 s', '.5s', ' 2min ', '1h', '1 d', '250000us', '+3 s',
+	'x', '1 month', '-2', '-1 s', '30d', '1 s 2', '1e3', 'NaN']) AS w;
+SET idem.wait = 0;
+SELECT idem__deadline(NULL);
+SET idem.wait = -1;
+SELECT idem__deadline(NULL);
+SET idem.wait = '0.4 ms';
+SELECT idem__deadline(NULL);
+RESET idem.wait;
+
+-- ----- the ledger -----
+
+DELETE FROM idem_claims;
+DELETE FROM idem_cleanup_batches;
+SELECT rows_deleted, batches, last_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run FROM idem_stat_cleanup;
+INSERT INTO idem_scopes (scope, lapsed) VALUES ('s', 'unknown');
+INSERT INTO idem_claims (expires_at, state, lease_until, token, request_id, user_id, scope)
+	SELECT date_trunc('second', now()) - i * interval '1 hour',
+		CASE WHEN i = 9 THEN 'in_progress' ELSE 'completed' END::idem_state, '2020-01-01', 1, i, 'u', 's'
+	FROM generate_series(1, 9) AS i;
+SELECT idem_cleanup(3);
+SELECT rows_deleted, batches, last_batch_seconds > 0 AS timed, oldest_expired_age > '4 hours' AND oldest_expired_age < '6 hours' AS oldest,
+	backlog, rows_unknown, last_run <= now() AS ran
+FROM idem_stat_cleanup;
+BEGIN;
+SELECT idem_cleanup(3);
+ROLLBACK;
+CALL idem_cleanup_all(2);
+SELECT rows_deleted, batches, oldest_expired_age, backlog, rows_unknown FROM idem_stat_cleanup;
+-- Old batches become one.
+UPDATE idem_cleanup_batches SET finished_at = '2020-01-01';
+INSERT INTO idem_cleanup_batches SELECT '2020-01-02', 1, 10, 1, 1 + i % 2, true FROM generate_series(1, 2000) AS i;
+SELECT batches, rows_deleted, max_batch_seconds, backlog FROM idem_stat_cleanup;
+SELECT idem_cleanup();
+SELECT batches, rows_deleted, max_batch_seconds, backlog, (SELECT count(*) FROM idem_cleanup_batches) AS entries FROM idem_stat_cleanup;
+DELETE FROM idem_cleanup_batches;
+
+-- ----- a transaction's claims -----
+
+-- Thousands of them
+BEGIN;
+SELECT count(*) FROM generate_series(1, 5000) AS i WHERE idem_claim('many', i::text);
+SELECT count(*) FROM generate_series(2, 5000) AS i WHERE idem_complete('many', i::text, NULL);
+SELECT idem_complete('"the only one left"');
+SELECT idem_result('many', '1');
+COMMIT;
+-- In functions with settings of their own, which end with them
+CREATE FUNCTION claim_in_a_function() RETURNS bool LANGUAGE plpgsql SET work_mem = '1MB' SET search_path = public, pg_temp
+AS $$ BEGIN RETURN idem_claim('u', 'in a function'); END $$;
+BEGIN;
+SELECT claim_in_a_function();
+SELECT idem_status(), idem_complete('1'), idem_result();
+COMMIT;
+DROP FUNCTION claim_in_a_function;
+-- Odd names
+BEGIN;
+SELECT idem_claim(E'a"b\\c', E'tab\tline\n', '{"x": [1]}'), idem_claim('a', '"b", "c"');
+SAVEPOINT s;
+SELECT idem_complete('1');
+ROLLBACK TO s;
+SELECT idem_complete(E'a"b\\c', E'tab\tline\n', '1', scope => '{"x": [1]}'), idem_complete('2');
+SELECT idem_status(), idem_result();
+COMMIT;
+-- Who forges or forgets them does not get at the requests of others.
+SELECT idem_claim('u', 'theirs');
+BEGIN;
+SELECT idem_claim('u', 'mine');
+SELECT set_config(name, replace(setting, 'mine', 'theirs'), true) IS NOT NULL AS forged
+FROM (SELECT 'idem_held.b' || i AS name, current_setting('idem_held.b' || i, true) AS setting FROM generate_series(0, 63) AS i) AS held
+WHERE setting <> '';
+SAVEPOINT s;
+SELECT idem_complete('"forged"');
+ROLLBACK TO s;
+RESET ALL;
+SELECT idem_complete('"forgotten"');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_complete('u', 'mine', '"by name"');
+COMMIT;
+SELECT idem_result('u', 'theirs') IS NULL AS untouched, idem_result('u', 'mine');
+-- A row is ours in whatever subtransaction we wrote it.
+BEGIN;
+SELECT idem_claim('u', 'ours 1');
+SAVEPOINT a;
+SELECT idem_claim('u', 'ours 2');
+SAVEPOINT b;
+SELECT idem_claim('u', 'ours 3');
+RELEASE b;
+SELECT request_id, idem__is_ours(xmin) FROM idem_claims WHERE request_id ~ 'ours|theirs' ORDER BY 1;
+SELECT idem__is_ours('0'), idem__is_ours('2'), idem__is_ours('4294967295');
+RELEASE a;
+SELECT idem_complete('u', 'ours ' || i, to_jsonb(i)) FROM generate_series(1, 3) AS i;
+COMMIT;
+SELECT request_id, result, idem__is_ours(xmin) FROM idem_claims WHERE request_id LIKE 'ours %' ORDER BY 1;
+-- A lease is on disk when its transaction is committed; whoever waits for standbys
+-- goes on doing so.
+SET synchronous_commit = off;
+BEGIN;
+SELECT idem_claim('u', 'not a lease');
+SHOW synchronous_commit;
+SELECT outcome FROM idem_try_claim('u', 'lease', lease => '1 min');
+SHOW synchronous_commit;
+COMMIT;
+SHOW synchronous_commit;
+SET synchronous_commit = remote_apply;
+BEGIN;
+SELECT outcome FROM idem_try_claim('u', 'lease 2', lease => '1 min');
+SHOW synchronous_commit;
+ROLLBACK;
+RESET synchronous_commit;
+
+-- ----- rights -----
+
+CREATE ROLE regress_idem_app;
+CREATE ROLE regress_idem_operator;
+SELECT idem_grant('regress_idem_app', 'app');
+SELECT idem_grant('regress_idem_operator', 'operator');
+-- No internal function can be called by anybody.
+SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
+	bool_or(has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
+FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
+-- Every function that can be called has a search_path of its own, but for the one that commits.
+SELECT proname FROM pg_proc WHERE proname ~ '^idem_[a-z]' AND NOT coalesce(proconfig::text ~ 'search_path=public, pg_temp', false);
+SET ROLE regress_idem_app;
+UPDATE idem_settings SET ttl = '1 s';
+TABLE idem_settings;
+TABLE idem_cleanup_batches;
+SELECT nextval('idem_token_seq');
+SET ROLE regress_idem_operator;
+UPDATE idem_settings SET ttl = '2 hours';
+SELECT ttl FROM idem_settings;
+UPDATE idem_settings SET ttl = '1 hour';
+RESET ROLE;
+DROP OWNED BY regress_idem_app, regress_idem_operator;
+
+-- ----- installation by psql -----
+
+\setenv PGDATABASE :DBNAME
+-- Twice
+\! psql -X -q -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+CREATE SCHEMA regress_idem_other;
+\! psql -X -q -v schema=regress_idem_other -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+DROP SCHEMA regress_idem_other;
+SET client_min_messages = warning;
+DROP EXTENSION idem_portable;
+RESET client_min_messages;
+-- Where there is no schema, and where everybody could put objects in the way
+\! psql -X -q -v schema=regress_idem_missing -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+CREATE SCHEMA "regress idem; ""odd""" AUTHORIZATION regress_idem_operator;
+GRANT CREATE ON SCHEMA "regress idem; ""odd""" TO PUBLIC;
+\! psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+REVOKE CREATE ON SCHEMA "regress idem; ""odd""" FROM PUBLIC;
+-- By somebody who is no superuser
+\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+CREATE EXTENSION idem_portable;
+SELECT rolname, count(*) > 50 AS functions FROM pg_proc p JOIN pg_roles r ON r.oid = proowner WHERE proname LIKE 'idem\_%' GROUP BY rolname;
+SELECT idem_claim('u', 'not in the search_path');
+SET ROLE regress_idem_operator;
+SELECT "regress idem; ""odd""".idem_grant('regress_idem_app', 'app');
+SET ROLE regress_idem_app;
+SELECT "regress idem; ""odd""".idem_claim('u', 'elsewhere'), "regress idem; ""odd""".idem_claim('u', 'elsewhere');
+SELECT "regress idem; ""odd""".idem_cleanup();
+RESET ROLE;
+UPDATE "regress idem; ""odd""".idem_claims SET expires_at = '2020-01-01';
+CALL "regress idem; ""odd""".idem_cleanup_all();
+SELECT rows_deleted FROM "regress idem; ""odd""".idem_stat_cleanup;
+INSERT INTO "regress idem; ""odd""".idem_scopes (scope, ttl) VALUES ('s', '1 day');
+DELETE FROM "regress idem; ""odd""".idem_scopes;
+SELECT scope, ttl FROM "regress idem; ""odd""".idem_removed_scopes;
+SET client_min_messages = warning;
+DROP SCHEMA "regress idem; ""odd""" CASCADE;
+RESET client_min_messages;
+DROP OWNED BY regress_idem_app, regress_idem_operator;
+DROP ROLE regress_idem_app, regress_idem_operator;
+CREATE EXTENSION idem_portable;
