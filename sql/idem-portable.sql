@@ -615,6 +615,8 @@ COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
 -- rows themselves would have to be found among all others, and do not tell a marker
 -- that was completed from one that was not.
 --
+-- (Assigned rather than performed: PL/pgSQL evaluates that without a query.)
+--
 --	idem_held.b0 .. b63		unsettled keys, as jsonb {key: ordinal}.  In 64 buckets by
 --							the hash of the key, since a setting is written as a whole
 --	idem_held.counts		how many are unsettled, and the latest ordinal
@@ -652,9 +654,11 @@ CREATE FUNCTION idem__note_answer(key idem__key, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
+DECLARE
+	ignored text;
 BEGIN
-	PERFORM set_config('idem_held.latest', outcome || ' ' || idem__held_text(key), true),
-		set_config('idem_held.result', coalesce(result::text, ''), true);
+	ignored := set_config('idem_held.latest', outcome || ' ' || idem__held_text(key), true);
+	ignored := set_config('idem_held.result', coalesce(result::text, ''), true);
 END
 $$;
 
@@ -669,10 +673,11 @@ DECLARE
 	counts constant text := coalesce(idem__held('counts'), '0 0');
 	unsettled constant int := split_part(counts, ' ', 1)::int;
 	ordinal constant int := split_part(counts, ' ', 2)::int + 1;
+	ignored text;
 BEGIN
-	PERFORM set_config('idem_held.' || bucket, (keys || pg_catalog.jsonb_build_object(held, ordinal))::text, true),
-		set_config('idem_held.counts',
-			(unsettled + CASE WHEN keys ? held THEN 0 ELSE 1 END)::text || ' ' || ordinal::text, true);
+	ignored := set_config('idem_held.' || bucket, (keys || pg_catalog.jsonb_build_object(held, ordinal))::text, true);
+	ignored := set_config('idem_held.counts',
+		(unsettled + CASE WHEN keys ? held THEN 0 ELSE 1 END)::text || ' ' || ordinal::text, true);
 	PERFORM idem__note_answer(key, 'claimed', NULL);
 END
 $$;
@@ -828,8 +833,7 @@ BEGIN
 	IF caller_ms > 0 AND caller_ms <= left_ms THEN
 		RETURN false;
 	END IF;
-	PERFORM set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true);
-	RETURN true;
+	RETURN set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true) IS NOT NULL;
 END
 $$;
 
@@ -994,7 +998,9 @@ BEGIN
 				outcome := 'invalid';
 				RAISE SQLSTATE 'ID001';
 			END IF;
-			PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+			IF progress IS NOT NULL THEN
+				PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+			END IF;
 
 			claim := NULL;
 			IF lease IS NOT NULL AND NOT only_waiting THEN
@@ -1177,7 +1183,9 @@ DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
 	outcome text;
 BEGIN
-	PERFORM idem__check_fingerprint(fingerprint);
+	IF fingerprint IS NOT NULL THEN
+		PERFORM idem__check_fingerprint(fingerprint);
+	END IF;
 	outcome := (idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL, NULL, true)).outcome;
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 		PERFORM idem__raise_outcome(outcome, key);

@@ -47,7 +47,7 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
 	RETURN SQLSTATE || ' ' || SQLERRM;
 END $$;
-SELECT w, pg_temp.waits(w) FROM unnest(ARRAY['', '1500', '1.5 s', '.5s', ' 2min ', '1h', '1 d', '250000us', '+3 s',
+SELECT w, pg_temp.waits(w) FROM unnest(ARRAY['', '1500', '1.5 s', '.5s', ' 2min ', '1h', '1 d', '300000us', '+3 s',
 	'x', '1 month', '-2', '-1 s', '30d', '1 s 2', '1e3', 'NaN']) AS w;
 SET idem.wait = 0;
 SELECT idem__deadline(NULL);
