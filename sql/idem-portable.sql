@@ -549,13 +549,14 @@ END
 $$;
 
 -- The time in a version 7 UUID (RFC 9562, section 5.7) in canonical lower case:
--- another spelling of the same uuid would be another key.  NULL: it is none.
+-- another spelling of the same uuid would be another key.  NULL: it is none.  (CASE and
+-- not WHERE, since a planner may compute the rest before it looks at that.)
 CREATE FUNCTION idem__key_time(key idem__key)
 RETURNS timestamptz
 LANGUAGE sql STABLE
 AS $$
-	SELECT to_timestamp((('x' || left((key).request_id, 8) || substr((key).request_id, 10, 4))::bit(48)::int8 / 1000.0)::float8)
-	WHERE (key).request_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+	SELECT CASE WHEN (key).request_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$' THEN
+		to_timestamp((('x' || left((key).request_id, 8) || substr((key).request_id, 10, 4))::bit(48)::int8 / 1000.0)::float8) END
 $$;
 
 -- Expiry is in whole seconds, rounded up, so that index entries deduplicate.
