@@ -184,33 +184,16 @@ AS $function$
 DECLARE
 	default_ttl constant interval := current_setting('idem.ttl');
 	caller_timeout constant text := current_setting('lock_timeout');
-	old_ttl interval;
-	removed_at timestamptz;
+	is_update constant boolean := TG_OP = 'UPDATE' AND OLD.scope = NEW.scope;
+	removed_at timestamptz;		-- infinity: nothing is known of the scope
 	promised interval;
+	is_guarded boolean := true;
 BEGIN
-	IF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+	IF is_update THEN
 		NEW.guarded_since := OLD.guarded_since;
 		NEW.guarded_ttl := OLD.guarded_ttl;
-		old_ttl := coalesce(OLD.ttl, default_ttl);
-		IF coalesce(NEW.ttl, default_ttl) <= old_ttl
+		IF coalesce(NEW.ttl, default_ttl) <= coalesce(OLD.ttl, default_ttl)
 			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
-			RETURN NEW;
-		END IF;
-		EXECUTE format('SELECT %I.idem_least_promise($1, $2, $3)', TG_TABLE_SCHEMA)
-			INTO promised USING old_ttl, OLD.guarded_since, OLD.guarded_ttl;
-	ELSE
-		EXECUTE format('INSERT INTO %I.idem_removed_scopes AS removed VALUES ($1, ''infinity'', $2)
-			ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl RETURNING removed_at, ttl', TG_TABLE_SCHEMA)
-			INTO removed_at, promised USING NEW.scope, default_ttl;
-		EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1', TG_TABLE_SCHEMA) USING NEW.scope;
-		IF removed_at = 'infinity' AND TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
-			RETURN NEW;		-- restored from a dump
-		END IF;
-		IF removed_at < clock_timestamp() - default_ttl - interval '1 day' THEN
-			promised := default_ttl;
-		END IF;
-		promised := least(promised, default_ttl);
-		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
 			RETURN NEW;
 		END IF;
 	END IF;
@@ -219,15 +202,35 @@ BEGIN
 		PERFORM set_config('lock_timeout', '5s', true);
 	END IF;
 	BEGIN
-		EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', TG_RELID::regclass);
+		IF is_update THEN
+			EXECUTE format('SELECT %I.idem_least_promise($1, $2, $3)', TG_TABLE_SCHEMA)
+				INTO promised USING coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
+		ELSE
+			EXECUTE format('INSERT INTO %I.idem_removed_scopes AS removed VALUES ($1, ''infinity'', $2)
+				ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl RETURNING removed_at, ttl', TG_TABLE_SCHEMA)
+				INTO removed_at, promised USING NEW.scope, default_ttl;
+			EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1', TG_TABLE_SCHEMA) USING NEW.scope;
+			IF removed_at < clock_timestamp() - default_ttl - interval '1 day' THEN
+				promised := default_ttl;
+			END IF;
+			promised := least(promised, default_ttl);
+			is_guarded := coalesce(NEW.ttl, default_ttl) > promised OR NEW.key_time = 'uuidv7';
+			-- Restored from a dump: it brings its guard.
+			IF removed_at = 'infinity' AND TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
+				is_guarded := false;
+			END IF;
+		END IF;
+		IF is_guarded THEN
+			EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', TG_RELID::regclass);
+			NEW.guarded_since := clock_timestamp() + interval '1 minute';
+			NEW.guarded_ttl := promised;
+		END IF;
 	EXCEPTION WHEN lock_not_available THEN
 		RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
 			USING ERRCODE = 'lock_not_available',
 			HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
 	END;
 	PERFORM set_config('lock_timeout', caller_timeout, true);
-	NEW.guarded_since := clock_timestamp() + interval '1 minute';
-	NEW.guarded_ttl := promised;
 	RETURN NEW;
 END
 $function$;
@@ -243,6 +246,7 @@ SET timezone = 'UTC'
 AS $function$
 DECLARE
 	default_ttl constant interval := current_setting('idem.ttl');
+	caller_timeout constant text := current_setting('lock_timeout');
 	record_it constant text := format($$
 		INSERT INTO %1$I.idem_removed_scopes AS removed (scope, removed_at, ttl)
 		VALUES ($1, clock_timestamp(), %1$I.idem_least_promise($2, $3, $4))
@@ -250,29 +254,38 @@ DECLARE
 		$$, TG_TABLE_SCHEMA);
 	gone record;
 BEGIN
-	-- What is older says nothing that idem.ttl does not say.
-	EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE removed_at < clock_timestamp() - $1 - interval ''1 day''', TG_TABLE_SCHEMA)
-		USING default_ttl;
-	IF TG_OP = 'TRUNCATE' THEN
-		IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-			RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', current_setting('transaction_isolation')
-				USING ERRCODE = 'feature_not_supported',
-				DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
-				HINT = 'Use DELETE, or READ COMMITTED.';
+	IF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
+		RETURN NEW;
+	END IF;
+	IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', current_setting('transaction_isolation')
+			USING ERRCODE = 'feature_not_supported',
+			DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
+			HINT = 'Use DELETE, or READ COMMITTED.';
+	END IF;
+
+	IF caller_timeout = '0' THEN
+		PERFORM set_config('lock_timeout', '5s', true);
+	END IF;
+	BEGIN
+		-- What is older says nothing that idem.ttl does not say.
+		EXECUTE format('DELETE FROM %1$I.idem_removed_scopes WHERE scope IN (
+			SELECT scope FROM %1$I.idem_removed_scopes WHERE removed_at < clock_timestamp() - $1 - interval ''1 day''
+			FOR UPDATE SKIP LOCKED)', TG_TABLE_SCHEMA) USING default_ttl;
+		IF TG_OP = 'TRUNCATE' THEN
+			FOR gone IN EXECUTE format('SELECT * FROM %s', TG_RELID::regclass) LOOP
+				EXECUTE record_it USING gone.scope, coalesce(gone.ttl, default_ttl), gone.guarded_since, gone.guarded_ttl;
+			END LOOP;
+		ELSE
+			EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
 		END IF;
-		FOR gone IN EXECUTE format('SELECT * FROM %s', TG_RELID::regclass) LOOP
-			EXECUTE record_it USING gone.scope, coalesce(gone.ttl, default_ttl), gone.guarded_since, gone.guarded_ttl;
-		END LOOP;
-		RETURN NULL;
-	END IF;
-	IF TG_OP = 'DELETE' THEN
-		EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
-		RETURN OLD;
-	END IF;
-	IF OLD.scope <> NEW.scope THEN
-		EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
-	END IF;
-	RETURN NEW;
+	EXCEPTION WHEN lock_not_available THEN
+		RAISE EXCEPTION 'a scope cannot be removed now: idem_removed_scopes is in use'
+			USING ERRCODE = 'lock_not_available',
+			HINT = 'Another transaction removes or makes it: try again. Set lock_timeout to wait longer than 5 seconds.';
+	END;
+	PERFORM set_config('lock_timeout', caller_timeout, true);
+	RETURN CASE TG_OP WHEN 'UPDATE' THEN NEW WHEN 'DELETE' THEN OLD END;
 END
 $function$;
 

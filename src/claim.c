@@ -166,7 +166,7 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 static Step
 begin_promise(IdemClaimCall *call)
 {
-	if (!idem_policy_lock(false))
+	if (!idem_policy_lock(false, GetCurrentSubTransactionId()))
 		return STEP_WAIT_FOR_POLICY;
 	call->has_policy = idem_policy_is_current(&call->policy);
 	return call->has_policy ? STEP_PROMISE : STEP_AGAIN;
@@ -310,9 +310,9 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 	idem_wait_end();
 	if (step == STEP_WAIT_FOR_POLICY)
 	{
-		/* The change may take as long as somebody's lease. */
-		idem_store_step_back();
-		return idem_wait_for_policy(deadline);
+		/* Once for all keys of the call */
+		call->is_refused = call->is_refused || !idem_wait_for_policy(deadline);
+		return !call->is_refused;
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
 		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);

@@ -29,6 +29,7 @@ typedef struct IdemClaimCall
 	/* claim.c's */
 	const char *command;		/* for errors */
 	bool		has_policy;
+	bool		is_refused;		/* somebody changes a promise, and it would not wait */
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
 	IdemKeyTimeCheck key_time_check;

@@ -85,6 +85,7 @@ static CachedScope *latest_scope = NULL;	/* most calls ask for the same again */
 static Oid	cached_relid = InvalidOid;
 static uint64 invalidations = 0;
 static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
+static SubTransactionId locked_in;
 
 PG_FUNCTION_INFO_V1(idem_scopes_changed);
 
@@ -108,6 +109,7 @@ reset_cache(Oid relid)
 		.hcxt = TopMemoryContext
 	};
 
+	cached_relid = InvalidOid;
 	if (cached_scopes == NULL)
 		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
 	else
@@ -235,28 +237,30 @@ with_settings(IdemPolicy policy)
 }
 
 /*
- * In the name of the transaction, since the wait for it is in a subtransaction that is
- * rolled back.  After an error in between it is the next claim that unlocks, or the end
- * of the transaction.
+ * Kept in the name of the transaction, since the wait for it is in a subtransaction
+ * that is rolled back; waited for in the name of the caller, since what is granted while
+ * the wait is given up is that one's.
  */
 bool
-idem_policy_lock(bool wait)
+idem_policy_lock(bool wait, SubTransactionId subtransaction)
 {
 	Oid			scopes = idem_catalog()->scopes;
 	ResourceOwner owner = CurrentResourceOwner;
-	bool		locked = true;
 
-	if (OidIsValid(locked_scopes))
+	if (locked_scopes == scopes)
 		return true;
-	CurrentResourceOwner = TopTransactionResourceOwner;
+	idem_policy_unlock();
 	if (wait)
 		LockRelationOid(scopes, RowShareLock);
-	else
-		locked = ConditionalLockRelationOid(scopes, RowShareLock);
+	else if (!ConditionalLockRelationOid(scopes, RowShareLock))
+		return false;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	LockRelationOid(scopes, RowShareLock);
 	CurrentResourceOwner = owner;
-	if (locked)
-		locked_scopes = scopes;
-	return locked;
+	UnlockRelationOid(scopes, RowShareLock);
+	locked_scopes = scopes;
+	locked_in = subtransaction;
+	return true;
 }
 
 void
@@ -287,10 +291,20 @@ end_transaction(XactEvent event, void *arg)
 		locked_scopes = InvalidOid;
 }
 
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && OidIsValid(locked_scopes) &&
+		locked_in >= mine)
+		idem_policy_unlock();
+}
+
 void
 idem_policy_init(void)
 {
 	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
 }
 
 static CachedScope *

@@ -28,9 +28,10 @@ typedef struct IdemPolicy
 /*
  * Who makes a promise holds a lock on idem_scopes, from before it makes sure that its
  * policy is still the current one until it has written the promise, and not while it
- * waits for a holder.  False, unless it is to wait: somebody changes a promise.
+ * waits for a holder.  It is held until idem_policy_unlock(), or until that
+ * subtransaction aborts.  False, unless it is to wait: somebody changes a promise.
  */
-extern bool idem_policy_lock(bool wait);
+extern bool idem_policy_lock(bool wait, SubTransactionId subtransaction);
 extern bool idem_policy_is_current(const IdemPolicy *policy);
 extern void idem_policy_unlock(void);
 

@@ -50,7 +50,8 @@
  * Each function below takes the store with use_store() and gives it back with
  * done_with_store(); in between nothing waits for a holder.  An error in between
  * leaves in_use set until the subtransaction has aborted.  The buffer pins of the
- * scan then belong to that, so the scan is dropped rather than ended.
+ * scan then belong to that, so the scan is dropped rather than ended.  A younger
+ * subtransaction that aborts is a matter of a user's index, which calls a function.
  */
 #include "postgres.h"
 
@@ -124,6 +125,7 @@ typedef struct Store
 {
 	MemoryContext context;		/* holds all of this */
 	bool		in_use;
+	SubTransactionId used_in;	/* in which the latest use began */
 	SubTransactionId opened_in; /* the latest in which relations were */
 	Relation	claims;
 	Relation	key_index;
@@ -230,9 +232,12 @@ lock_for_transaction(Oid *locked, Oid relid)
 		return;
 	if (OidIsValid(*locked) && !has_written)
 		unlock_for_transaction(locked);
+	/* An error in here is cleaned up after by the caller's owner. */
+	LockRelationOid(relid, RowExclusiveLock);
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	LockRelationOid(relid, RowExclusiveLock);
 	CurrentResourceOwner = owner;
+	UnlockRelationOid(relid, RowExclusiveLock);
 	*locked = relid;
 }
 
@@ -389,6 +394,7 @@ use_store(void)
 		the_store = open_store();
 	}
 	the_store->in_use = true;
+	the_store->used_in = GetCurrentSubTransactionId();
 	return the_store;
 }
 
@@ -457,7 +463,8 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
-		(the_store->in_use || the_store->opened_in >= mine))
+		((the_store->in_use && the_store->used_in >= mine) ||
+		 the_store->opened_in >= mine))
 		release_store();
 }
 
@@ -708,13 +715,14 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 static void
 lock_indexes(Store *store)
 {
-	ResourceOwner owner = CurrentResourceOwner;
 	ListCell   *cell;
 
-	CurrentResourceOwner = TopTransactionResourceOwner;
 	foreach(cell, RelationGetIndexList(store->claims))
-		LockRelationOid(lfirst_oid(cell), RowExclusiveLock);
-	CurrentResourceOwner = owner;
+	{
+		Oid			locked = InvalidOid;
+
+		lock_for_transaction(&locked, lfirst_oid(cell));
+	}
 }
 
 static void

@@ -141,6 +141,7 @@ remaining_ms(const IdemDeadline *deadline)
 typedef struct Awaited
 {
 	TransactionId xid;			/* InvalidTransactionId: the policies */
+	SubTransactionId subtransaction;	/* that waits */
 	const IdemKey *key;			/* whose holder it is */
 } Awaited;
 
@@ -152,7 +153,7 @@ wait_for_lock(const Awaited *awaited)
 
 	if (!TransactionIdIsValid(awaited->xid))
 	{
-		(void) idem_policy_lock(true);
+		(void) idem_policy_lock(true, awaited->subtransaction);
 		return;
 	}
 	SET_LOCKTAG_TRANSACTION(tag, awaited->xid);
@@ -237,7 +238,10 @@ wait_for_lock_until(Awaited *awaited, const IdemDeadline *deadline)
 bool
 idem_wait_for_policy(const IdemDeadline *deadline)
 {
-	Awaited		awaited = {.xid = InvalidTransactionId};
+	Awaited		awaited = {
+		.xid = InvalidTransactionId,
+		.subtransaction = GetCurrentSubTransactionId()
+	};
 
 	/*
 	 * A conditional lock is refused because others wait for one, also to who is in

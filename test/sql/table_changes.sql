@@ -188,6 +188,24 @@ DROP INDEX regress_idem_error;
 SELECT idem_claim('abc', 'r'), idem_claim('abcd', 'r');
 COMMIT;
 SELECT user_id FROM idem_claims WHERE request_id = 'r' ORDER BY 1;
+-- An expression can catch an error: that rolls back a subtransaction of its own.
+CREATE FUNCTION caught(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	BEGIN
+		PERFORM 1 / 0;
+	EXCEPTION WHEN division_by_zero THEN
+		NULL;
+	END;
+	RETURN (SELECT string_agg($1, ' ') FROM generate_series(1, 10));
+END $$;
+CREATE INDEX regress_idem_caught ON idem_claims (caught(request_id));
+SELECT count(*) FILTER (WHERE idem_claim('caught', i::text)) AS claimed FROM generate_series(1, 100) AS i;
+SELECT count(*) FILTER (WHERE idem_claim('caught', i::text)) AS claimed FROM generate_series(1, 100) AS i;
+SET enable_seqscan = off;
+SELECT user_id FROM idem_claims WHERE caught(request_id) = caught('100');
+RESET enable_seqscan;
+DROP INDEX regress_idem_caught;
+DROP FUNCTION caught;
 SET client_min_messages = warning;
 DROP INDEX regress_idem_user, regress_idem_expression, regress_idem_partial, regress_idem_result, regress_idem_brin,
 	regress_idem_fingerprint, regress_idem_late;

@@ -352,14 +352,35 @@ is($session->ask(q{RESET lock_timeout; SELECT outcome FROM idem_try_claim('user'
 $operator->ask('COMMIT');
 is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'impatient', 'changing', wait => '0')}),
 	'claimed', 'committed, nobody waits');
-# The lock of a claim that failed is given back by the next one, or with the transaction.
+# A claim that failed while it wrote its promise holds no change up.
+query(q{CREATE UNIQUE INDEX single ON idem_claims (user_id) WHERE user_id = 'single'; SELECT idem_claim('single', '1')});
 $session->ask(q{BEGIN; SAVEPOINT s});
-is($session->ask(q{SELECT idem_try_claim('user', 'large', 'changing', lease => '1 s', progress => to_jsonb(repeat('x', 1100000)))}),
-	'ERROR:  ID413', 'a claim fails');
-$session->ask(q{ROLLBACK TO s; SELECT idem_claim('user', 'small', 'changing')});
+is($session->ask(q{SELECT idem_claim('single', '2', 'changing')}), 'ERROR:  23505', 'a claim fails');
+$session->ask(q{ROLLBACK TO s});
 is($operator->ask(q{SET lock_timeout = '3 min'; UPDATE idem_scopes SET ttl = '2 days' WHERE scope = 'changing'}),
-	'', 'and another one after it: a change does not wait for that');
+	'', 'and is rolled back to a savepoint: a change does not wait for it');
 $session->ask('ROLLBACK');
+query('DROP INDEX single');
+# Nor does one whose wait for a change is given up when that commits.
+for my $try (1 .. 50)
+{
+	$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
+	$session->ask('BEGIN');
+	$session->send("SELECT outcome FROM idem_try_claim('user', 'race $try', 'changing', wait => '10 ms')");
+	$operator->ask(q{SELECT pg_sleep(0.010); COMMIT});
+	$session->answer;
+	$failure = query(q{SELECT count(*) FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = } . $session->pid);
+	$session->ask('ROLLBACK');
+	last if $failure;
+}
+is($failure, 0, 'a wait that ends when it is given up leaves no lock');
+# One wait for all keys of a batch
+$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
+is($session->ask(q{SELECT outcome, count(*), clock_timestamp() - statement_timestamp() < '5 s'
+		FROM idem_claim_many(array_fill('batch'::text, ARRAY[10000]), ARRAY(SELECT i::text FROM generate_series(1, 10000) i), 'changing', wait => '0')
+		GROUP BY outcome}),
+	'in_progress|10000|t', 'a batch that does not want to wait does not wait for each of its keys');
+$operator->ask('ROLLBACK');
 $operator->quit;
 
 # ----- on a subscriber -----
