@@ -252,15 +252,16 @@ idem_policy_lock(bool wait, SubTransactionId subtransaction)
 	idem_policy_unlock();
 	if (wait)
 		LockRelationOid(scopes, RowShareLock);
-	else if (!ConditionalLockRelationOid(scopes, RowShareLock))
-		return false;
 	CurrentResourceOwner = TopTransactionResourceOwner;
-	LockRelationOid(scopes, RowShareLock);
+	if (ConditionalLockRelationOid(scopes, RowShareLock))
+	{
+		locked_scopes = scopes;
+		locked_in = subtransaction;
+	}
 	CurrentResourceOwner = owner;
-	UnlockRelationOid(scopes, RowShareLock);
-	locked_scopes = scopes;
-	locked_in = subtransaction;
-	return true;
+	if (wait)
+		UnlockRelationOid(scopes, RowShareLock);
+	return OidIsValid(locked_scopes);
 }
 
 void
