@@ -1354,7 +1354,7 @@ RETURNS idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), false);
+	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), true);
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM idem__raise_of_key('ID410', 'lease is lost',
@@ -1405,7 +1405,14 @@ BEGIN
 	PERFORM idem__check_size(key, 'result', new_result, policy.result_max_bytes);
 
 	IF token IS NOT NULL THEN
-		was := idem__lock_lease(key, token);
+		BEGIN
+			was := idem__lock_lease(key, token);
+			IF was.state::text <> 'in_progress' THEN
+				RAISE SQLSTATE 'ID001';		-- gives the lock back
+			END IF;
+		EXCEPTION
+			WHEN SQLSTATE 'ID001' THEN
+		END;
 	ELSE
 		SELECT c.* INTO was FROM idem_claims AS c
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
@@ -1518,14 +1525,20 @@ BEGIN
 	PERFORM idem__require_writable('idem_heal()');
 	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
 	PERFORM idem__check_size(key, 'result', result, policy.result_max_bytes);
-	state := (idem__lock_row(key, idem__deadline(NULL), true)).state;
+	BEGIN
+		state := (idem__lock_row(key, idem__deadline(NULL), true)).state;
+		IF state = 'completed' THEN
+			RAISE SQLSTATE 'ID001';		-- gives the lock back
+		END IF;
+	EXCEPTION
+		WHEN SQLSTATE 'ID001' THEN
+			RETURN false;
+	END;
 	IF state IS NULL THEN
 		PERFORM idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
 	ELSIF state = 'failed' THEN
 		PERFORM idem__raise_of_key('ID410', 'request has failed for good',
 			'It is settled: its holder gave up after the work that was found, or before.', key);
-	ELSIF state = 'completed' THEN
-		RETURN false;
 	END IF;
 	UPDATE idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
 		expires_at = greatest(c.expires_at, idem__remembered_until(policy.ttl, NULL, NULL))
@@ -1608,7 +1621,7 @@ DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
 BEGIN
 	PERFORM idem__require_token(token), idem__require_writable('idem_release()');
-	IF (idem__lock_row(key, idem__deadline(NULL), false)).state IS NULL THEN
+	IF (idem__lock_row(key, idem__deadline(NULL), true)).state IS NULL THEN
 		RETURN false;		-- as after a release before
 	END IF;
 	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
@@ -1684,6 +1697,17 @@ $$;
 COMMENT ON FUNCTION idem_status() IS
 'outcome of the latest claim call of this transaction';
 
+-- An old snapshot can see two rows: one that somebody has dropped since, and our own
+-- claim after that.
+CREATE FUNCTION idem__latest_row(key idem__key)
+RETURNS SETOF idem_claims
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT c.* FROM idem_claims AS c
+	WHERE c.user_id = (key).user_id AND c.request_id = (key).request_id AND c.scope = (key).scope
+	ORDER BY idem__is_ours(c.xmin) DESC LIMIT 1
+$$;
+
 -- As a claim would see it: an expired row of a scope with expired = reclaim is absent.
 CREATE FUNCTION idem__as_claim_sees(key idem__key)
 RETURNS TABLE (outcome text, result jsonb)
@@ -1691,10 +1715,9 @@ LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
 			THEN 'unknown' ELSE c.state::text END, c.result
-	FROM idem_claims AS c, idem__policy((key).scope) AS p
-	WHERE c.user_id = (key).user_id AND c.request_id = (key).request_id AND c.scope = (key).scope
-		AND NOT (p.reclaim AND c.expires_at <= clock_timestamp()
-			AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
+	FROM idem__latest_row(key) AS c, idem__policy((key).scope) AS p
+	WHERE NOT (p.reclaim AND c.expires_at <= clock_timestamp()
+		AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
 $$;
 
 CREATE FUNCTION idem_result(user_id text, request_id text, scope text DEFAULT '')
@@ -1741,8 +1764,7 @@ DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
 BEGIN
 	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
-	FROM idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	FROM idem__latest_row(key) AS c;
 END
 $$;
 

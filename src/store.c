@@ -573,12 +573,19 @@ raise_not_serializable(void)
 			 errhint("Retry the transaction.")));
 }
 
+static bool
+is_ours(TupleTableSlot *slot)
+{
+	bool		isnull;
+	Datum		xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber,
+									   &isnull);
+
+	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+}
+
 static IdemProbe
 classify(Store *store, IdemFound *found, bool *visible)
 {
-	TransactionId xmin;
-	bool		isnull;
-
 	*visible = true;
 	if (TransactionIdIsValid(store->dirty.xmin))
 	{
@@ -592,10 +599,7 @@ classify(Store *store, IdemFound *found, bool *visible)
 			IDEM_PROBE_DELETING : IDEM_PROBE_UPDATING;
 	}
 
-	xmin = DatumGetTransactionId(slot_getsysattr(store->slot,
-												 MinTransactionIdAttributeNumber,
-												 &isnull));
-	found->ours = TransactionIdIsCurrentTransactionId(xmin);
+	found->ours = is_ours(store->slot);
 	if (!found->ours && IsolationUsesXactSnapshot())
 		*visible = table_tuple_satisfies_snapshot(store->claims, store->slot,
 												  GetTransactionSnapshot());
@@ -693,14 +697,23 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 	TupleTableSlot *slot = table_slot_create(claims, NULL);
 	ScanKeyData keys[KEY_COLUMNS];
 	IndexScanDesc scan;
-	bool		found;
+	bool		found = false;
+	bool		ours = false;
 
 	init_key_scan(keys, key);
 	scan = idem_index_beginscan(claims, index, snapshot, KEY_COLUMNS);
 	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
-	found = index_getnext_slot(scan, ForwardScanDirection, slot);
-	if (found)
-		read_row(slot, row);
+	/*
+	 * An old snapshot can see two: one that somebody has dropped since, and our own
+	 * claim after that.  Ours is the truth.
+	 */
+	while (!ours && index_getnext_slot(scan, ForwardScanDirection, slot))
+	{
+		ours = is_ours(slot);
+		if (ours || !found)
+			read_row(slot, row);
+		found = true;
+	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	/* Not until the transaction ends: a claim that asks may be about to sleep. */
