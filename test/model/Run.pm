@@ -1,0 +1,664 @@
+# Runs a script in both editions, and compares.
+#
+#	my $run = Run->new($edition, $edition);
+#	my $difference = $run->script($script);   # undef: none
+#
+# See the opening comment of compare for what is compared, and how it is made sure that
+# both do the same thing in the same order.
+
+package Run;
+
+use strict;
+use warnings;
+
+use List::Util qw(any first max);
+use Time::HiRes qw(time);
+use Time::Local qw(timegm_modern);
+
+use Script;
+use Session;
+
+my $slots_max = 3;
+
+# How long one edition may take to do what the other has done
+my $patience_s = 30;
+
+# An answer that takes longer is looked into: does the session wait for another one?
+my $look_after_s = 0.002;
+
+# The same for a call that waits for a moment only, and then answers by itself
+my $look_after_brief_s = 1.5;
+
+# Types of what the server returns
+use constant { TIMESTAMPTZ => 1184 };
+
+# Never drawn
+my $wrong_token = '4000000000000';
+
+# ----- editions -----
+
+# An edition is {name, database}; connect() adds its sessions.
+
+my $times = sub {
+	my ($column) = @_;
+
+	return "round(date_part('epoch', $column - clock_timestamp()) / 600)";
+};
+
+my %looks = (
+	claims => "SELECT 'claim', request_id, user_id, scope, state, token, lease_until IS NULL, "
+	  . $times->('lease_until') . ', ' . $times->('expires_at')
+	  . ", expires_at = date_trunc('second', expires_at), fingerprint, result, progress"
+	  . ' FROM idem_claims ORDER BY request_id, user_id, scope',
+	scopes => 'SELECT \'policy\', scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes, '
+	  . $times->('guarded_since') . ', guarded_ttl FROM idem_scopes ORDER BY scope',
+	removed => 'SELECT \'removed\', scope, ' . $times->('removed_at')
+	  . ', ttl FROM idem_removed_scopes ORDER BY scope');
+
+sub connect_edition
+{
+	my ($edition) = @_;
+
+	$edition->{sessions} = [];
+	for my $slot (0 .. $slots_max)
+	{
+		my $session = Session->new($edition->{database});
+		$session->prepare($_, $looks{$_}) for sort keys %looks;
+		$edition->{sessions}[$slot] = $session;
+	}
+	# A change of policy is refused rather than waited for.
+	$edition->{sessions}[0]->ask("SET lock_timeout = '5ms'");
+	$edition->{sessions}[0]->ask('SET idem.wait = 0');
+	# It clears the policy without noting what it was.
+	$edition->{observer} //= Session->new($edition->{database}, options => '-c session_replication_role=replica');
+	return;
+}
+
+# For sessions that may be stuck
+sub reconnect_edition
+{
+	my ($edition) = @_;
+	my $pids = join ', ', map { $_->{pid} } @{ $edition->{sessions} };
+
+	$edition->{observer}->ask("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid IN ($pids)");
+	$_->close for @{ $edition->{sessions} };
+	connect_edition($edition);
+	return;
+}
+
+sub new
+{
+	my ($class, @editions) = @_;
+	my $self = bless {
+		editions => \@editions,
+		steps => 0,
+		looks => 0,
+		waited => 0,
+		skipped => 0,
+		covered => {},
+		patience_s => $patience_s
+	}, $class;
+
+	connect_edition($_) for @editions;
+	return $self;
+}
+
+# ----- what is known when a step runs only -----
+
+sub uuidv7
+{
+	my ($self, $offset_s, $n) = @_;
+	my $ms = int(($self->{begun} + $offset_s) * 1000);
+	my $digits = sprintf '%012x', $ms;
+
+	return sprintf '%s-%s-7%03x-8%03x-%012x', substr($digits, 0, 8), substr($digits, 8, 4), $n, $n, $n;
+}
+
+sub instantiate
+{
+	my ($self, $edition, $text) = @_;
+
+	$text =~ s/\{\{token (\d+)\}\}/$edition->{token_of}{$1} \/\/ $wrong_token/ge;
+	$text =~ s/\{\{uuid (-?\d+) (\d+)\}\}/$self->uuidv7($1, $2)/ge;
+	$text =~ s/\{\{prepared (\d)\}\}/$edition->{database}_$1/g;
+	$text =~ s/\{\{pid (\d)\}\}/$edition->{sessions}[$1]{pid}/g;
+	return $text;
+}
+
+# ----- comparing -----
+
+# Multiples of ten minutes from now; all times of a script are far from halfway.
+sub relative_time
+{
+	my ($value) = @_;
+
+	$value =~ /^(\d+)-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\+00$/ or return $value;
+	return sprintf '%+.0f min', 10 * sprintf '%.0f', (timegm_modern($6, $5, $4, $3, $2 - 1, $1) - time) / 600;
+}
+
+sub token_name
+{
+	my ($edition, $value) = @_;
+
+	return defined $value ? 'token ' . ($edition->{step_of}{$value} // '?') : undef;
+}
+
+sub show_error
+{
+	my ($edition, $error) = @_;
+	my $detail = $error->{D};
+
+	# The failing row of a constraint has times in it.
+	$detail = undef if $error->{C} =~ /^(?:23502|23514)$/;
+	my $text = join ' | ', "$error->{S} $error->{C}: $error->{M}",
+	  defined $detail ? "DETAIL: $detail" : (),
+	  defined $error->{H} ? "HINT: $error->{H}" : ();
+	$text =~ s/\Q$edition->{database}\E_(\d)/prepared $1/g;
+	return $text;
+}
+
+sub show_reply
+{
+	my ($edition, $reply) = @_;
+	my @columns = @{ $reply->{columns} };
+	my @lines;
+
+	push @lines, show_error($edition, $_) for @{ $reply->{notices} };
+	for my $row (@{ $reply->{rows} })
+	{
+		my @values = @$row;
+		for my $i (0 .. $#columns)
+		{
+			next if !defined $values[$i];
+			$values[$i] = relative_time($values[$i]) if $columns[$i][1] == TIMESTAMPTZ;
+			$values[$i] = token_name($edition, $values[$i]) if $columns[$i][0] eq 'token';
+		}
+		push @lines, join ', ', map { "$columns[$_][0]=" . ($values[$_] // 'NULL') } 0 .. $#columns;
+	}
+	push @lines, show_error($edition, $reply->{error}) if $reply->{error};
+	push @lines, "$reply->{tag} [$reply->{status}]";
+	return join "\n", @lines;
+}
+
+sub show_look
+{
+	my ($edition, $reply) = @_;
+
+	return show_error($edition, $reply->{error}) if $reply->{error};
+	return join "\n", map {
+		my @row = @$_;
+		$row[5] = token_name($edition, $row[5]) if $row[0] eq 'claim';
+		join ', ', map { $_ // 'NULL' } @row
+	} @{ $reply->{rows} };
+}
+
+# Tokens have other values in each edition: what is compared is by which step they were
+# given. In each they grow from holder to holder of a key.
+sub note_tokens
+{
+	my ($edition, $step, $reply) = @_;
+	my $at = first { $reply->{columns}[$_][0] eq 'token' } 0 .. $#{ $reply->{columns} };
+
+	return unless defined $at;
+	for my $row (@{ $reply->{rows} })
+	{
+		my $token = $row->[$at] // next;
+		my $key = join "\0", @{ $step->{keys}[0] };
+
+		return "token $token does not grow: the key had $edition->{last_token}{$key}"
+		  if $token <= ($edition->{last_token}{$key} // 0);
+		$edition->{last_token}{$key} = $token;
+		$edition->{token_of}{ $step->{id} } = $token;
+		$edition->{step_of}{$token} = $step->{id};
+	}
+	return;
+}
+
+sub cover
+{
+	my ($self, $step, $reply) = @_;
+	my $covered = $self->{covered}{ $step->{name} } //= {};
+	my @columns = @{ $reply->{columns} };
+	my $outcome = first { $columns[$_][0] eq 'outcome' } 0 .. $#columns;
+
+	if ($reply->{error}) { $covered->{ $reply->{error}{C} }++ }
+	elsif (defined $outcome) { $covered->{ $_->[$outcome] }++ for @{ $reply->{rows} } }
+	elsif ($step->{name} =~ /^idem_(claim|complete|fail|release|heal|forget)\b/)
+	{
+		$covered->{ $reply->{rows}[0][0] eq 't' ? 'true' : 'false' }++;
+	}
+	elsif ($step->{name} =~ /^idem_status/) { $covered->{ $reply->{rows}[0][0] // 'NULL' }++ }
+	elsif ($step->{name} =~ /^idem_result/) { $covered->{ defined $reply->{rows}[0][0] ? 'a result' : 'NULL' }++ }
+	elsif ($step->{name} eq 'idem_lookup') { $covered->{ @{ $reply->{rows} } ? $reply->{rows}[0][0] : 'no row' }++ }
+	elsif ($step->{name} eq 'idem_cleanup') { $covered->{ $reply->{rows}[0][0] ? 'removed' : 'nothing' }++ }
+	elsif ($step->{name} eq 'block') { ($covered->{ $_->{M} =~ /^(\S+)/ ? $1 : '' })++ for @{ $reply->{notices} } }
+	elsif ($reply->{tag} =~ /^(?:INSERT 0|UPDATE|DELETE) (\d+)$/) { $covered->{ $1 ? 'done' : 'no row' }++ }
+	else { $covered->{done}++ }
+	return;
+}
+
+# ----- which steps may run: no deadlocks, and nothing that is not determined -----
+
+sub key_name
+{
+	return join "\0", @{ $_[0] };
+}
+
+# Keys that a transaction has used, which others may have to wait for. '*': any.
+sub touches
+{
+	my ($transaction, $key) = @_;
+
+	return $transaction->{touched}{'*'} || $transaction->{touched}{$key};
+}
+
+# Whoever waits, waits for somebody who goes on: a new wait is only for a session that
+# does not wait itself. So there is never a circle.
+sub may_run
+{
+	my ($self, $step) = @_;
+	my $slot = $step->{slot};
+	my $state = $self->{state};
+
+	return 0 if $state->[$slot]{waiting};
+	my @waiting = grep { $_ != $slot && $state->[$_]{waiting} } 1 .. $slots_max;
+	my @others = ((map { $state->[$_] } grep { $_ != $slot } 1 .. $slots_max), values %{ $self->{prepared} });
+
+	return $state->[ $step->{of} ]{waiting} ? 1 : 0 if $step->{kind} eq 'cancel';
+	if ($step->{kind} eq 'policy')
+	{
+		# Sees it at once, or never, depending on when it takes its snapshot
+		return 0 if any { $_->{snapshot} } @$state;
+		return 0 if any { $_->{policy} } @others;
+		return 0 if @waiting && ($step->{sudden} || $slot);
+		# TRUNCATE waits for whoever has looked at the table.
+		return 0 if ($slot || $step->{truncates}) && any { $_->{open} } @others;
+		return 0 if $step->{truncates} && $state->[$slot]{open} && $self->{sessions} > 1;
+		return 1;
+	}
+	# One who looks for an unlocked row must not come upon one who does.
+	return 0 if $step->{kind} eq 'move' && @waiting && any { $_->{brief} } @$state[@waiting];
+	return 1 unless @waiting;
+
+	if ($step->{kind} eq 'undo') { return $step->{id} % 8 == 0 }
+	if ($step->{kind} eq 'clean') { return $slot == 0 }
+	return 1 unless $step->{kind} eq 'claim' || $step->{kind} eq 'settle';
+	for my $key (map { key_name($_) } @{ $step->{keys} })
+	{
+		for my $waiter (@$state[@waiting])
+		{
+			return 0 if touches($waiter, $key);
+			next unless any { key_name($_) eq $key } @{ $waiter->{waiting}{keys} };
+			return 0 if $step->{kind} eq 'claim' || @{ $waiter->{waiting}{keys} } > 1;
+			return 0 if any { $_ != $waiter && touches($_, $key) } @others;
+		}
+	}
+	return 1;
+}
+
+# In a failed transaction nothing happens: end it, mostly.
+sub instead
+{
+	my ($self, $step) = @_;
+	my $state = $self->{state}[ $step->{slot} ];
+	my ($name, $kind) = ($step->{id} % 8 == 1 ? 'ROLLBACK' : 'ROLLBACK AND CHAIN', 'end');
+
+	return $step
+	  unless $state->{failed} && $step->{kind} =~ /^(?:begin|claim|settle|read|clean|policy|savepoint|set)$/ && $step->{id} % 8;
+	($name, $kind) = ("ROLLBACK TO $state->{savepoints}[-1]", 'undo')
+	  if @{ $state->{savepoints} } && $self->may_run({ %$step, kind => 'undo' });
+	return { %$step, name => $kind eq 'undo' ? 'ROLLBACK TO' : $name, kind => $kind, sql => $name, keys => [] };
+}
+
+sub follow_savepoints
+{
+	my ($state, $sql) = @_;
+	my ($what, $name) = $sql =~ /^(.*) (\S+)$/;
+	my $names = $state->{savepoints};
+
+	if ($what eq 'SAVEPOINT')
+	{
+		push @$names, $name;
+		return;
+	}
+	pop @$names while @$names && $names->[-1] ne $name;
+	pop @$names if $what eq 'RELEASE';
+	return;
+}
+
+# After the step was answered
+sub follow
+{
+	my ($self, $step, $reply) = @_;
+	my $state = $self->{state}[ $step->{slot} ];
+
+	$state->{waiting} = undef;
+	$state->{open} = $reply->{status} ne 'I';
+	$state->{failed} = $reply->{status} eq 'E';
+	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
+	{
+		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { touched => $state->{touched}, policy => $state->{policy}, open => 1 }
+		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
+		$state->{touched} = {};
+		$state->{savepoints} = [];
+		$state->{policy} = $state->{brief} = 0;
+		$state->{snapshot} = 0 if !$state->{open};
+	}
+	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
+	return unless $state->{open};
+	$state->{snapshot} = 1 if $step->{kind} eq 'begin' && $step->{snapshot} && !$reply->{error} && !@{ $reply->{notices} };
+	$state->{brief} = 1 if $step->{kind} eq 'set';
+	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
+	$state->{policy} = 1 if $step->{kind} eq 'policy';
+	return if $step->{kind} eq 'end';
+	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
+	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };
+	return;
+}
+
+# ----- running -----
+
+# Whether the call that runs ends by itself in a moment. One that was found to wait
+# longer (for the deletion of a row, say) does not count any more.
+sub is_brief
+{
+	my ($self, $slot) = @_;
+	my $state = $self->{state}[$slot];
+
+	return 0 if $state->{waiting};
+	return 1 if $slot == 0 || $state->{brief};
+	return ($state->{running}{wait} // $self->{waits}[$slot]) =~ /^(?:brief|\Q$Script::brief\E)$/;
+}
+
+sub quote
+{
+	return Script::literal($_[0]);
+}
+
+# Which of these sessions wait for another one, for sure, that is until another one does
+# something. Either it waits for a lock, and all the others are idle or wait themselves.
+# Or it sleeps, and the claim that it wants is under a live lease, at which it looks
+# again and again.
+sub sessions_that_wait
+{
+	my ($self, $edition, @slots) = @_;
+	my @conditions;
+
+	for my $slot (@slots)
+	{
+		my $step = $self->{state}[$slot]{running};
+		my $pid = $edition->{sessions}[$slot]{pid};
+		my $lease = 'false';
+		if ($step->{kind} eq 'claim' && @{ $step->{keys} } == 1)
+		{
+			my ($user, $request, $scope) = map { quote($self->instantiate($edition, $_)) } @{ $step->{keys}[0] };
+			$lease = "wait_event IN ('PgSleep', 'Extension', 'IdemLease') AND EXISTS (SELECT FROM idem_claims"
+			  . " WHERE user_id = $user AND request_id = $request AND scope = $scope"
+			  . " AND state = 'in_progress' AND lease_until > clock_timestamp())";
+		}
+		push @conditions,
+		  "SELECT $slot FROM pg_stat_activity WHERE pid = $pid AND state = 'active'"
+		  . " AND (cardinality(pg_blocking_pids(pid)) > 0 OR $lease)";
+	}
+	$self->{looks}++;
+	my $reply = $edition->{observer}->ask(join ' UNION ALL ', @conditions);
+	return map { $_->[0] } @{ $reply->{rows} };
+}
+
+# Until each session has answered or waits, in both editions alike.
+# Returns the slots that have answered; or false, and what the difference is.
+sub settle
+{
+	my ($self) = @_;
+	my @editions = @{ $self->{editions} };
+	my @busy = grep { $self->{state}[$_]{running} } 0 .. $slots_max;
+	my $begun = time;
+	my $looked_at = 0;
+	my $pause_s = $look_after_s;
+
+	for (;;)
+	{
+		my @open = map {
+			my $edition = $_;
+			grep { $_->{pending} } map { $edition->{sessions}[$_] } @busy
+		} @editions;
+		last unless @open;
+
+		my $brief = any
+		{
+			my $slot = $_;
+			$self->is_brief($slot) && any { $_->{sessions}[$slot]{pending} } @editions
+		}
+		@busy;
+		my $look_at = max($begun + ($brief ? $look_after_brief_s : $look_after_s), $looked_at + $pause_s);
+		my $bits = '';
+		vec($bits, fileno($_->{socket}), 1) = 1 for @open;
+		if (select($bits, undef, undef, max(0, $look_at - time)) > 0)
+		{
+			$_->read for grep { vec($bits, fileno($_->{socket}), 1) } @open;
+			next;
+		}
+
+		my %waits;
+		for my $i (0, 1)
+		{
+			my @asked = grep { $editions[$i]{sessions}[$_]{pending} } @busy;
+			$waits{$i}{$_} = 1 for @asked ? $self->sessions_that_wait($editions[$i], @asked) : ();
+		}
+		my $settled = 1;
+		for my $slot (@busy)
+		{
+			my @states = map {
+				    !$editions[$_]{sessions}[$slot]{pending} ? 'has answered'
+				  : $waits{$_}{$slot} ? 'waits'
+				  : 'runs'
+			} 0, 1;
+			next if $states[0] eq $states[1] && $states[0] ne 'runs';
+			$settled = 0;
+			next if time < $begun + $self->{patience_s};
+			return (0, "session $slot after $self->{patience_s} s: "
+				  . join ', ', map { "$editions[$_]{name} $states[$_]" } 0, 1);
+		}
+		last if $settled;
+		$pause_s = $pause_s * 1.5 > 0.05 ? 0.05 : $pause_s * 1.5;
+		$looked_at = time;
+	}
+	return (1, grep { !$editions[0]{sessions}[$_]{pending} } @busy);
+}
+
+sub compare
+{
+	my ($self, $what, @shown) = @_;
+
+	return if $shown[0] eq $shown[1];
+	return "$what\n" . join '', map { "$self->{editions}[$_]{name}:\n" . $shown[$_] =~ s/^/    /gmr . "\n" } 0, 1;
+}
+
+sub look
+{
+	my ($session) = @_;
+
+	$session->execute('claims', 'scopes', 'removed');
+	return;
+}
+
+sub compare_looks
+{
+	my ($self, $slot, @replies) = @_;
+
+	return $self->compare("rows, as seen by session $slot:",
+		map { show_look($self->{editions}[$_], $replies[$_]) } 0, 1);
+}
+
+# Sends a step to both; returns a difference.
+sub step
+{
+	my ($self, $step) = @_;
+	my @editions = @{ $self->{editions} };
+	my $state = $self->{state};
+	my $alone = !any { $_->{waiting} } @$state;
+
+	$state->[ $step->{slot} ]{running} = $step;
+	for my $edition (@editions)
+	{
+		my $session = $edition->{sessions}[ $step->{slot} ];
+		$session->send($self->instantiate($edition, $step->{sql}));
+		look($session) if $alone;
+		$session->flush;
+	}
+	push @{ $self->{done} }, { step => $step };
+	$state->[ $step->{slot} ]{index} = $#{ $self->{done} };
+	my ($settled, @answered) = $self->settle;
+	return "@answered" unless $settled;
+
+	my $difference;
+	for my $slot (@answered)
+	{
+		my $answered = $state->[$slot]{running};
+		my @replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
+		for my $i (0, 1)
+		{
+			my $lost = note_tokens($editions[$i], $answered, $replies[$i]);
+			$difference //= "$editions[$i]{name}: $lost" if $lost;
+		}
+		my @shown = map { show_reply($editions[$_], $replies[$_]) } 0, 1;
+		$self->{done}[ $state->[$slot]{index} ]{answer} = $shown[0];
+		$difference //= $self->compare("answer of session $slot to step $answered->{id}:", @shown);
+		$self->cover($answered, $replies[0]);
+		$self->follow($answered, $replies[0]);
+		$state->[$slot]{running} = undef;
+		next if $difference;
+
+		# A look that came along is good if nobody else did anything meanwhile.
+		if (@answered == 1 && $alone && $slot == $step->{slot})
+		{
+			@replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
+			$difference = $self->compare_looks($slot, @replies);
+		}
+		@{ $_->{sessions}[$slot]{replies} } = () for @editions;
+	}
+	if (!$difference && !($alone && @answered == 1 && $answered[0] == $step->{slot}))
+	{
+		for my $slot (@answered)
+		{
+			for my $edition (@editions)
+			{
+				look($edition->{sessions}[$slot]);
+				$edition->{sessions}[$slot]->flush;
+			}
+			my @replies = map {
+				my $session = $_->{sessions}[$slot];
+				$session->read while $session->{pending};
+				shift @{ $session->{replies} }
+			} @editions;
+			$difference //= $self->compare_looks($slot, @replies);
+		}
+	}
+	for my $slot (grep { $state->[$_]{running} && !$state->[$_]{waiting} } 0 .. $slots_max)
+	{
+		$state->[$slot]{waiting} = $state->[$slot]{running};
+		$self->{waited}++;
+	}
+	$self->{steps}++;
+	return $difference;
+}
+
+# As if nothing had ever been claimed. The tables shrink now and then only: that is slow.
+sub reset
+{
+	my ($self, $script) = @_;
+	my $scripts = $self->{scripts}++;
+
+	for my $edition (@{ $self->{editions} })
+	{
+		my $observer = $edition->{observer};
+		$observer->send('DELETE FROM idem_claims; DELETE FROM idem_scopes; DELETE FROM idem_removed_scopes');
+		$observer->send("VACUUM $_") for $scripts % 50 == 0 ? qw(idem_claims idem_scopes idem_removed_scopes) : ();
+		$observer->flush;
+		$edition->{sessions}[$_]->send("SET idem.wait = '$script->{waits}[$_]'") for 1 .. $script->{sessions};
+		$edition->{sessions}[$_]->flush for 1 .. $script->{sessions};
+		$edition->{$_} = {} for qw(token_of step_of last_token);
+	}
+	for my $edition (@{ $self->{editions} })
+	{
+		$edition->{observer}->answer;
+		$edition->{sessions}[$_]->answer for 1 .. $script->{sessions};
+	}
+	$self->{state} = [ map { { touched => {}, savepoints => [] } } 0 .. $slots_max ];
+	$self->{prepared} = {};
+	$self->{waits} = $script->{waits};
+	$self->{sessions} = $script->{sessions};
+	$self->{done} = [];
+	$self->{begun} = time;
+	return;
+}
+
+# All transactions end, and those who wait for them go on.
+sub finish
+{
+	my ($self, $script) = @_;
+	my $id = 1_000_000;
+	my $step = sub {
+		my ($slot, $name, $kind, $sql, %more) = @_;
+		return $self->step({ id => $id++, slot => $slot, name => $name, kind => $kind, sql => $sql, keys => [], %more });
+	};
+	my $difference;
+
+	for my $round (0 .. $slots_max)
+	{
+		my @idle = grep { !$self->{state}[$_]{waiting} } 1 .. $script->{sessions};
+
+		for my $slot (grep { $self->{state}[$_]{open} } @idle)
+		{
+			$difference //= $step->($slot, 'COMMIT', 'end', 'COMMIT');
+		}
+		for my $n (@idle ? sort keys %{ $self->{prepared} } : ())
+		{
+			$difference //= $step->($idle[0], 'COMMIT PREPARED', 'finish', "COMMIT PREPARED '{{prepared $n}}'");
+		}
+		# For a lease, most likely
+		for my $slot (grep { $self->{state}[$_]{waiting} } 1 .. $script->{sessions})
+		{
+			my $key = $self->{state}[$slot]{waiting}{keys}[0];
+			$difference //=
+			  $round > 0 || !$key
+			  ? $step->(0, 'cancel', 'cancel', "SELECT pg_cancel_backend({{pid $slot}})", of => $slot)
+			  : $step->(0, 'idem_forget', 'settle',
+				'SELECT idem_forget(' . join(', ', map { quote($_) } @$key) . ')', keys => [$key]);
+		}
+		return $difference if $difference || !grep { $_->{waiting} || $_->{open} } @{ $self->{state} };
+	}
+	return 'a session still waits when all others have ended';
+}
+
+# Undef, or the difference: {text, done}.
+sub script
+{
+	my ($self, $script) = @_;
+	my $difference;
+
+	$self->reset($script);
+	for my $step (@{ $script->{steps} })
+	{
+		if (!$self->may_run($step))
+		{
+			$self->{skipped}++;
+			next;
+		}
+		$difference = $self->step($self->instead($step));
+		last if $difference;
+	}
+	$difference //= $self->finish($script);
+	return unless $difference;
+
+	my $result = { text => $difference, done => $self->{done}, elapsed_s => time - $self->{begun} };
+	for my $edition (@{ $self->{editions} })
+	{
+		reconnect_edition($edition);
+		my $gids = $edition->{observer}->ask('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()');
+		$edition->{observer}->ask('ROLLBACK PREPARED ' . quote($_->[0])) for @{ $gids->{rows} };
+	}
+	return $result;
+}
+
+1;
