@@ -21,7 +21,7 @@ use Session;
 my $slots_max = 3;
 
 # How long one edition may take to do what the other has done
-my $patience_s = 30;
+my $patience_s = 10;
 
 # An answer that takes longer is looked into: does the session wait for another one?
 my $look_after_s = 0.002;
@@ -612,9 +612,9 @@ sub finish
 		{
 			$difference //= $step->($slot, 'COMMIT', 'end', 'COMMIT');
 		}
-		for my $n (@idle ? sort keys %{ $self->{prepared} } : ())
+		for my $n (sort keys %{ $self->{prepared} })
 		{
-			$difference //= $step->($idle[0], 'COMMIT PREPARED', 'finish', "COMMIT PREPARED '{{prepared $n}}'");
+			$difference //= $step->(0, 'COMMIT PREPARED', 'finish', "COMMIT PREPARED '{{prepared $n}}'");
 		}
 		# For a lease, most likely
 		for my $slot (grep { $self->{state}[$_]{waiting} } 1 .. $script->{sessions})
@@ -626,7 +626,8 @@ sub finish
 			  : $step->(0, 'idem_forget', 'settle',
 				'SELECT idem_forget(' . join(', ', map { quote($_) } @$key) . ')', keys => [$key]);
 		}
-		return $difference if $difference || !grep { $_->{waiting} || $_->{open} } @{ $self->{state} };
+		return $difference
+		  if $difference || !grep { $_->{waiting} || $_->{open} } @{ $self->{state} }, values %{ $self->{prepared} };
 	}
 	return 'a session still waits when all others have ended';
 }
