@@ -267,15 +267,14 @@ sub may_run
 	return $state->[ $step->{of} ]{waiting} ? 1 : 0 if $step->{kind} eq 'cancel';
 	if ($step->{kind} eq 'policy')
 	{
-		# Sees it at once, or never, depending on when it takes its snapshot
-		return 0 if any { $_->{snapshot} } @$state;
-		return 0 if any { $_->{policy} } @others;
-		return 0 if @waiting && ($step->{sudden} || $slot);
+		# The portable edition's change waits for whoever has claimed, and waits for a key.
 		# TRUNCATE waits for whoever has looked at the table.
-		return 0 if ($slot || $step->{truncates}) && any { $_->{open} } @others;
+		return 0 if any { $_->{open} || $_->{waiting} } @others;
 		return 0 if $step->{truncates} && $state->[$slot]{open} && $self->{sessions} > 1;
 		return 1;
 	}
+	# It would see the policy of its snapshot in one edition, and the new one in the other.
+	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
 	# One who looks for an unlocked row must not come upon one who does.
 	return 0 if $step->{kind} eq 'move' && @waiting && any { $_->{brief} } @$state[@waiting];
 	return 1 unless @waiting;
@@ -294,6 +293,20 @@ sub may_run
 		}
 	}
 	return 1;
+}
+
+# Whether the answer is known: an error that most random calls would end in. Some do.
+sub is_pointless
+{
+	my ($self, $step) = @_;
+	my $tokens = $self->{editions}[0]{token_of};
+
+	return 0 if $step->{id} % 8 == 0;
+	return 1 if $step->{sql} =~ /\{\{token ([1-9]\d*)\}\}/ && !$tokens->{$1};
+	return 0 if $self->{state}[ $step->{slot} ]{open};
+	return $step->{name} =~ /\((?:short|latest)\)/
+	  || ($step->{name} =~ /^idem_(?:complete|fail)$/ && $step->{sql} !~ /\{\{token/)
+	  || $step->{kind} =~ /^(?:end|savepoint|undo|set)$/;
 }
 
 # In a failed transaction nothing happens: end it, mostly.
@@ -342,11 +355,9 @@ sub follow
 		$state->{touched} = {};
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = 0;
-		$state->{snapshot} = 0 if !$state->{open};
 	}
 	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
 	return unless $state->{open};
-	$state->{snapshot} = 1 if $step->{kind} eq 'begin' && $step->{snapshot} && !$reply->{error} && !@{ $reply->{notices} };
 	$state->{brief} = 1 if $step->{kind} eq 'set';
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
 	$state->{policy} = 1 if $step->{kind} eq 'policy';
@@ -641,7 +652,7 @@ sub script
 	$self->reset($script);
 	for my $step (@{ $script->{steps} })
 	{
-		if (!$self->may_run($step))
+		if (!$self->may_run($step) || $self->is_pointless($step))
 		{
 			$self->{skipped}++;
 			next;

@@ -87,7 +87,7 @@ sub new
 	$self->{latest} = [];
 	$self->{leased} = [];
 	$self->add_initial_policy;
-	my $length = pick(10, 20, 30, 50);
+	my $length = pick(10, 25, 40, 60);
 	$self->add_step while @{ $self->{steps} } < $length;
 	return $self;
 }
@@ -101,7 +101,7 @@ sub choose_keys
 	my ($self) = @_;
 	my $odd = chance(0.15);
 	my @users = ('u1', $odd ? pick(@exotic) : 'u2');
-	my @requests = $odd ? ('r1', pick(@exotic), 'r2') : ('r1', 'r2', 'r3');
+	my @requests = $odd ? ('r1', pick(@exotic), 'r2') : ('r1', 'r2', 'r3', 'r4');
 	my @scopes = ('', 's1', $odd ? pick(@exotic) : 's2');
 
 	if ($self->{on}{uuidv7})
@@ -115,7 +115,7 @@ sub choose_keys
 		push @requests, 'r1' if $self->{on}{invalid};
 	}
 	$self->{scopes} = [ @scopes[ 0 .. pick(0, 1, 2) ] ];
-	my $n = pick(1, 2, 3, 4);
+	my $n = $self->{sessions} > 1 ? pick(1, 2, 3) : pick(1, 2, 3, 4, 6);
 	$self->{keys} = [
 		map {
 			[ chance(0.8) ? $users[0] : $users[1], pick(@requests), pick(@{ $self->{scopes} }) ]
@@ -187,7 +187,7 @@ sub fingerprint_argument
 sub wait_argument
 {
 	my ($self) = @_;
-	my $wait = pick('', '', '', '0', '0', $brief, '1 hour');
+	my $wait = pick('', '', '', '', '0', '0', $brief, '1 hour', '1 hour');
 
 	return (undef) if $wait eq '';
 	return ('no', 'wait => '
@@ -252,7 +252,7 @@ sub add_try_claim
 	my ($self, $slot, $key) = @_;
 	my ($wait, @wait) = $self->wait_argument;
 	my @more = ($self->fingerprint_argument, @wait);
-	my $leased = $self->{on}{leases} && chance(0.6);
+	my $leased = $self->{on}{leases} && chance(0.7);
 
 	push @more, 'lease => '
 	  . $self->or_invalid("'" . interval_of() . "'",
@@ -413,7 +413,7 @@ sub add_move
 {
 	my ($self, $key) = @_;
 	my $ago = $unit_s * (1 + @{ $self->{steps} }) . ' s';
-	my $what = pick('lapse', 'lapse', 'expire', 'both');
+	my $what = pick('lapse', 'lapse', 'lapse', 'expire', 'both');
 	my @set;
 
 	my $moment = "date_trunc('second', clock_timestamp()) - interval '$ago'";
@@ -434,7 +434,7 @@ sub policy_value
 	my ($self, $column) = @_;
 	my %values = (
 		failed => [qw('terminal' 'retryable')],
-		lapsed => [qw('reclaim' 'unknown')],
+		lapsed => [qw('reclaim' 'unknown' 'unknown')],
 		expired => [qw('protect' 'reclaim')],
 		key_time => [ $self->{on}{uuidv7} ? qw('uuidv7' 'uuidv7' 'any') : q('any') ],
 		ttl => [ q('20 min'), q('1 hour'), q('2 hours'), q('2 days'), $self->{on}{uuidv7} ? () : 'NULL' ],
@@ -492,9 +492,7 @@ sub add_policy
 		$sql = 'UPDATE idem_scopes SET '
 		  . join(', ', map { "$_ = " . $self->policy_value($_) } $self->policy_columns) . " $where";
 	}
-	$self->add($slot, "policy $what", 'policy', $sql,
-		# who waits with a key that becomes invalid is told so at an uncertain moment
-		sudden => scalar($what ne 'UPDATE' || $sql =~ /key_time/), truncates => $what eq 'TRUNCATE');
+	$self->add($slot, "policy $what", 'policy', $sql, truncates => $what eq 'TRUNCATE');
 	return;
 }
 
@@ -506,7 +504,7 @@ sub add_initial_policy
 	for my $scope (@{ $self->{scopes} })
 	{
 		my $sql = $self->insert_policy($scope, chance(0.7) ? (q('-infinity'), q('0')) : ());
-		$self->add(0, 'policy INSERT', 'policy', $sql, sudden => 1) if chance(0.6);
+		$self->add(0, 'policy INSERT', 'policy', $sql) if chance(0.6);
 	}
 	return;
 }
@@ -582,13 +580,13 @@ sub add_step
 	my $lease = @{ $self->{leased} };
 	my $key = chance(0.5) ? $self->{latest}[$slot] : undef;
 	my $what = pick_by_weight(
-		begin => $open ? 0.3 : 18,
+		begin => $open ? 0.3 : 25,
 		end => $open ? 8 : 0.5,
 		savepoint => $open && $on->{savepoints} ? 12 : 0.3,
 		finish => $on->{two_phase} ? 5 : 0,
 		set => $open ? 1 : 0,
-		claim => 12,
-		try_claim => 20,
+		claim => 10,
+		try_claim => 22,
 		batch => $on->{batches} ? 6 : 0,
 		idem_complete => $held ? 14 : $lease ? 6 : 1,
 		idem_fail => $held ? 10 : $lease ? 4 : 1,
