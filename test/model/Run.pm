@@ -269,8 +269,10 @@ sub may_run
 	{
 		# The portable edition's change waits for whoever has claimed, and waits for a key.
 		# TRUNCATE waits for whoever has looked at the table.
-		return 0 if any { $_->{open} || $_->{waiting} } @others;
-		return 0 if $step->{truncates} && $state->[$slot]{open} && $self->{sessions} > 1;
+		# Next to another change the operator's is refused, by both.
+		return 0
+		  if any { $_->{waiting} || ($_->{open} && ($slot || $_->{failed} || ($_->{policy} // '') ne 'changed')) } @others;
+		return 0 if $step->{truncates} && (any { $_->{open} } @others, $self->{sessions} > 1 ? $state->[$slot] : ());
 		return 1;
 	}
 	# It would see the policy of its snapshot in one edition, and the new one in the other.
@@ -354,13 +356,14 @@ sub follow
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
 		$state->{touched} = {};
 		$state->{savepoints} = [];
-		$state->{policy} = $state->{brief} = 0;
+		$state->{policy} = $state->{brief} = undef;
 	}
 	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
 	return unless $state->{open};
 	$state->{brief} = 1 if $step->{kind} eq 'set';
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
-	$state->{policy} = 1 if $step->{kind} eq 'policy';
+	$state->{policy} = 'changed' if $step->{kind} eq 'policy';
+	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
 	return if $step->{kind} eq 'end';
 	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
 	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };
