@@ -146,13 +146,15 @@ sub token_name
 sub show_error
 {
 	my ($edition, $error) = @_;
-	my $detail = $error->{D};
+	my ($detail, $hint) = @$error{qw(D H)};
 
-	# The failing row of a constraint has times in it.
-	$detail = undef if $error->{C} =~ /^(?:23502|23514)$/;
+	# The failing row of a constraint has times in it. 40001 is the server's own in the
+	# portable edition.
+	$detail = undef if $error->{C} =~ /^(?:23502|23514|40001)$/;
+	$hint = undef if $error->{C} eq '40001';
 	my $text = join ' | ', "$error->{S} $error->{C}: $error->{M}",
 	  defined $detail ? "DETAIL: $detail" : (),
-	  defined $error->{H} ? "HINT: $error->{H}" : ();
+	  defined $hint ? "HINT: $hint" : ();
 	$text =~ s/\Q$edition->{database}\E_(\d)/prepared $1/g;
 	return $text;
 }
@@ -252,6 +254,17 @@ sub touches
 	return $transaction->{touched}{'*'} || $transaction->{touched}{$key};
 }
 
+# Whether others may have changed something that this session's snapshot does not see
+sub snapshot_is_old
+{
+	my ($self, $slot) = @_;
+	my $state = $self->{state};
+	my @since = @{ $self->{done} }[ $state->[$slot]{snapshot} .. $#{ $self->{done} } ];
+
+	return (any { $_->{step}{slot} != $slot } @since)
+	  || any { $_ != $slot && ($state->[$_]{open} || $state->[$_]{waiting}) } 1 .. $slots_max;
+}
+
 # Whoever waits, waits for somebody who goes on: a new wait is only for a session that
 # does not wait itself. So there is never a circle.
 sub may_run
@@ -272,9 +285,12 @@ sub may_run
 		# Next to another change the operator's is refused, by both.
 		return 0
 		  if any { $_->{waiting} || ($_->{open} && ($slot || $_->{failed} || ($_->{policy} // '') ne 'changed')) } @others;
-		return 0 if $step->{truncates} && (any { $_->{open} } @others, $self->{sessions} > 1 ? $state->[$slot] : ());
+		return 0 if $step->{truncates} && any { $_->{open} } @others, $state->[$slot];
 		return 1;
 	}
+	return 0
+	  if $state->[$slot]{snapshot} && $step->{kind} =~ /^(?:settle|read)$/ && $step->{name} !~ /\(/
+	  && $self->snapshot_is_old($slot);
 	# It would see the policy of its snapshot in one edition, and the new one in the other.
 	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
 	# One who looks for an unlocked row must not come upon one who does.
@@ -357,10 +373,12 @@ sub follow
 		$state->{touched} = {};
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = undef;
+		$state->{snapshot} = undef if !$state->{open};
 	}
 	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
 	return unless $state->{open};
 	$state->{brief} = 1 if $step->{kind} eq 'set';
+	$state->{snapshot} = @{ $self->{done} } if $step->{snapshot};
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
 	$state->{policy} = 'changed' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
