@@ -249,9 +249,10 @@ sub key_name
 # Keys that a transaction has used, which others may have to wait for. '*': any.
 sub touches
 {
-	my ($transaction, $key) = @_;
+	my ($transaction, $key, $how) = @_;
+	my $keys = $transaction->{ $how // 'touched' } // {};
 
-	return $transaction->{touched}{'*'} || $transaction->{touched}{$key};
+	return $keys->{'*'} || $keys->{$key};
 }
 
 # Whether others may have changed something that this session's snapshot does not see
@@ -291,6 +292,14 @@ sub may_run
 	return 0
 	  if $state->[$slot]{snapshot} && $step->{kind} =~ /^(?:settle|read)$/ && $step->{name} !~ /\(/
 	  && $self->snapshot_is_old($slot);
+	if ($step->{kind} eq 'claim')
+	{
+		my $old = $state->[$slot]{snapshot} && $self->snapshot_is_old($slot);
+		for my $key (map { key_name($_) } @{ $step->{keys} })
+		{
+			return 0 if any { touches($_, $key, 'dropped') || ($old && touches($_, $key)) } @others;
+		}
+	}
 	# It would see the policy of its snapshot in one edition, and the new one in the other.
 	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
 	# One who looks for an unlocked row must not come upon one who does.
@@ -368,9 +377,10 @@ sub follow
 	$state->{failed} = $reply->{status} eq 'E';
 	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
 	{
-		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { touched => $state->{touched}, policy => $state->{policy}, open => 1 }
+		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { touched => $state->{touched}, dropped => $state->{dropped}, policy => $state->{policy}, open => 1 }
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
 		$state->{touched} = {};
+		$state->{dropped} = {};
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = undef;
 		$state->{snapshot} = undef if !$state->{open};
@@ -383,6 +393,12 @@ sub follow
 	$state->{policy} = 'changed' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
 	return if $step->{kind} eq 'end';
+	if ($step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/)
+	{
+		my @dropped = map { key_name($_) } @{ $step->{keys} };
+		@dropped = ('*') if $step->{kind} eq 'clean' && %{ $state->{touched} };
+		$state->{dropped}{$_} = 1 for grep { $_ eq '*' || touches($state, $_) } @dropped;
+	}
 	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
 	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };
 	return;
