@@ -290,8 +290,16 @@ sub may_run
 		return 1;
 	}
 	return 0
-	  if $state->[$slot]{snapshot} && $step->{kind} =~ /^(?:settle|read)$/ && $step->{name} !~ /\(/
-	  && $self->snapshot_is_old($slot);
+	  if $state->[$slot]{snapshot} && ($step->{kind} =~ /^(?:settle|read)$/ || $step->{name} eq 'block')
+	  && $step->{name} !~ /latest/ && $self->snapshot_is_old($slot);
+	if ($step->{kind} eq 'settle' && $step->{sql} =~ /\{\{token (\d+)\}\}/)
+	{
+		my $key = key_name($step->{keys}[0]);
+		my $edition = $self->{editions}[0];
+		return 0
+		  if ($edition->{token_of}{$1} // '') ne ($edition->{last_token}{$key} // '')
+		  && any { touches($_, $key, 'fenced') } @others;
+	}
 	if ($step->{kind} eq 'claim')
 	{
 		my $old = $state->[$slot]{snapshot} && $self->snapshot_is_old($slot);
@@ -377,10 +385,9 @@ sub follow
 	$state->{failed} = $reply->{status} eq 'E';
 	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
 	{
-		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { touched => $state->{touched}, dropped => $state->{dropped}, policy => $state->{policy}, open => 1 }
+		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { (map { $_ => $state->{$_} } qw(touched dropped fenced)), policy => $state->{policy}, open => 1 }
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
-		$state->{touched} = {};
-		$state->{dropped} = {};
+		$state->{$_} = {} for qw(touched dropped fenced);
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = undef;
 		$state->{snapshot} = undef if !$state->{open};
@@ -398,6 +405,10 @@ sub follow
 		my @dropped = map { key_name($_) } @{ $step->{keys} };
 		@dropped = ('*') if $step->{kind} eq 'clean' && %{ $state->{touched} };
 		$state->{dropped}{$_} = 1 for grep { $_ eq '*' || touches($state, $_) } @dropped;
+	}
+	if ($step->{name} eq 'idem_fence')
+	{
+		$state->{fenced}{ key_name($_) } = 1 for @{ $step->{keys} };
 	}
 	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
 	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };
