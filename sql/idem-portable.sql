@@ -1436,8 +1436,10 @@ BEGIN
 	new_expires_at := greatest(was.expires_at, idem__remembered_until(policy.ttl, NULL, NULL));
 	-- Completing a marker as a marker needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
+		-- An old snapshot may see a dropped row beside our own, see idem__latest_row().
 		UPDATE idem_claims AS c SET state = new_state::idem_state, result = new_result, expires_at = new_expires_at
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			AND (idem__settle.token IS NOT NULL OR idem__is_ours(c.xmin));
 	END IF;
 	PERFORM idem__note_settled(key, new_result);
 	IF was.token IS NOT NULL THEN
