@@ -21,6 +21,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -204,6 +205,48 @@ idem_is_installed(void)
 
 	return find_extension(&extension, &schema, &version) &&
 		strcmp(version, IDEM_SQL_VERSION) == 0;
+}
+
+/*
+ * By Citus's own catalog, since a shell need not differ from a plain table in any
+ * other way: on the coordinator it has a trigger, on a worker not even that.
+ */
+static bool
+is_distributed(Relation relation)
+{
+	Oid			catalog = get_relname_relid("pg_dist_partition",
+											PG_CATALOG_NAMESPACE);
+	Relation	tables = OidIsValid(catalog) ?
+		try_table_open(catalog, AccessShareLock) : NULL;
+	Oid			index;
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool		found;
+
+	if (tables == NULL)
+		return false;
+	index = get_relname_relid("pg_dist_partition_logical_relid_index",
+							  PG_CATALOG_NAMESPACE);
+	/* Its first column, logicalrelid */
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(RelationGetRelid(relation)));
+	scan = systable_beginscan(tables, index, OidIsValid(index), NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(tables, AccessShareLock);
+	return found;
+}
+
+void
+idem_refuse_distributed(Relation relation)
+{
+	if (is_distributed(relation))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("table \"%s\" is distributed by Citus",
+						RelationGetRelationName(relation)),
+				 errdetail("Claims are read and written directly in this server's tables, and the rows of a distributed table are in its shards."),
+				 errhint("Use the portable edition and its idem_distribute().")));
 }
 
 IdemState

@@ -5,6 +5,8 @@
 #ifndef IDEM_CATALOG_H
 #define IDEM_CATALOG_H
 
+#include "utils/relcache.h"
+
 /* Labels of the type idem_state, in its order */
 typedef enum IdemState
 {
@@ -51,6 +53,12 @@ extern const IdemCatalog *idem_catalog(void);
 
 /* The extension is there, in the version that this library serves. */
 extern bool idem_is_installed(void);
+
+/*
+ * Raises 0A000 if Citus distributes a table of ours: what this server calls by its
+ * name is then an empty shell, and the rows are in shards, here or elsewhere.
+ */
+extern void idem_refuse_distributed(Relation relation);
 
 extern IdemState idem_state_from_oid(Oid label);
 extern const char *idem_outcome_label(IdemOutcome outcome);

@@ -202,6 +202,7 @@ check_scopes_layout(Relation scopes)
 
 	for (int i = 0; same && i < Natts_scopes; i++)
 		same = TupleDescAttr(desc, i)->atttypid == scopes_column_types[i];
+	idem_refuse_distributed(scopes);
 	if (!same)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),

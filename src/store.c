@@ -189,6 +189,7 @@ check_layout(Relation claims)
 			(OidIsValid(type) ? type : state_type) &&
 			TupleDescAttr(desc, i)->attnotnull == claims_column_not_null[i];
 	}
+	idem_refuse_distributed(claims);
 	if (!same)
 		refuse_table(claims, "another layout than the extension gave it",
 					 "Take back the change of its columns or of its storage.");
