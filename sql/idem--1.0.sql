@@ -10,6 +10,23 @@
 -- complain if the script is sourced in psql rather than by CREATE EXTENSION
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
 
+-- Two editions would not know of each other's claims.
+DO $block$
+DECLARE
+	other pg_catalog.text;
+BEGIN
+	SELECT pg_catalog.format('%I', n.nspname) INTO other
+	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+	WHERE p.proname OPERATOR(pg_catalog.=) 'idem_try_claim' LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
+			USING ERRCODE = 'duplicate_object',
+			DETAIL = 'It is the portable edition.',
+			HINT = 'Move it here, see sql/idem-move.sql; or drop it first.';
+	END IF;
+END
+$block$;
+
 -- ----- types -----
 
 CREATE TYPE @extschema@.idem_state AS ENUM ('in_progress', 'completed', 'failed');
@@ -215,8 +232,9 @@ BEGIN
 			END IF;
 			promised := least(promised, default_ttl);
 			is_guarded := coalesce(NEW.ttl, default_ttl) > promised OR NEW.key_time = 'uuidv7';
-			-- Restored from a dump: it brings its guard.
+			-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none.
 			IF removed_at = 'infinity' AND TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
+				NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
 				is_guarded := false;
 			END IF;
 		END IF;
@@ -815,6 +833,8 @@ GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowne
 
 -- What the owner of the database needs to dump, to restore and to grant
 GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
+-- and to lock, for a move to the portable edition
+GRANT TRUNCATE ON @extschema@.idem_claims TO @extowner@;
 GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
 GRANT SELECT, INSERT ON @extschema@.idem_removed_scopes TO @extowner@ WITH GRANT OPTION;
 GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;

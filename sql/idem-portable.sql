@@ -44,7 +44,10 @@
 \else
 \set schema public
 \endif
+\if :{?within_transaction}
+\else
 BEGIN;										-- psql only
+\endif
 SET LOCAL search_path = :"schema", pg_temp;	-- psql only
 
 DO $block$
@@ -342,8 +345,10 @@ BEGIN
 				THEN least(removed.ttl, default_ttl) ELSE default_ttl END
 		INTO is_known, promised;
 		DELETE FROM idem_removed_scopes AS removed WHERE removed.scope = NEW.scope;
+		-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none
 		IF TG_OP = 'INSERT' AND NOT is_known AND NEW.guarded_since IS NOT NULL THEN
-			RETURN NEW;		-- restored from a dump
+			NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
+			RETURN NEW;
 		END IF;
 		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
 			RETURN NEW;
@@ -2041,4 +2046,7 @@ BEGIN
 END
 $block$;
 
+\if :{?within_transaction}
+\else
 COMMIT;										-- psql only
+\endif

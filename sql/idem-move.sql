@@ -1,0 +1,207 @@
+/*
+ * Moves idem in one database from one edition to another, in the schema where it is:
+ *
+ *		psql -v schema=idem -v to=idem -f sql/idem-move.sql
+ *
+ * to:	idem			the C edition
+ *		idem_portable	the portable edition, as an extension
+ *		portable		the portable edition, from the file idem-portable.sql beside this one
+ *
+ * schema: default public.  Run it as the owner of what is there.
+ *
+ * Claims, scopes with what they have promised, tokens, and the rights that idem_grant()
+ * has given are kept.  Settings become columns of idem_settings; the other way they are
+ * compared, since only postgresql.conf can hold them, and the move is refused while they
+ * differ.  Statistics begin anew.  Other rights, and indexes, triggers or columns of your
+ * own on idem's tables, are to be made again.
+ *
+ * It is one transaction: if it fails, nothing has changed.  It fails where objects of
+ * yours (a view, say) depend on idem's, and names them.
+ *
+ * It may run under load.  It waits for the transactions that use idem, at most for
+ * lock_timeout, and claims wait for it.  A call that it catches on the way may raise an
+ * error of any SQLSTATE; its transaction is rolled back, and is to be retried like any.
+ */
+
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?to}
+\else
+\set to ''
+\endif
+
+-- What it copies is what is there once it has the locks, not what was there before.
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = :"schema", pg_temp;
+SET LOCAL client_min_messages = warning;
+SET LOCAL row_security = off;				-- an error, rather than rows that are left behind
+
+SELECT set_config('idem_move.schema', :'schema', true) AS ignored, set_config('idem_move.to', :'to', true) AS ignored
+\gset
+
+-- ----- what is there -----
+
+DO $block$
+DECLARE
+	target constant text := current_setting('idem_move.to');
+	source text;
+BEGIN
+	IF target NOT IN ('idem', 'idem_portable', 'portable') THEN
+		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
+			USING ERRCODE = 'invalid_parameter_value',
+			HINT = 'Name one: psql -v to=idem for the C edition.';
+	END IF;
+
+	SELECT coalesce(e.extname, 'portable') INTO source
+	FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+		LEFT JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+		LEFT JOIN pg_extension AS e ON e.oid = d.refobjid
+	WHERE c.relname = 'idem_claims' AND n.nspname = current_schema();
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'there is no idem in schema %', quote_ident(current_setting('idem_move.schema'))
+			USING ERRCODE = 'undefined_object',
+			HINT = 'Name the schema where it is: psql -v schema=NAME.';
+	ELSIF source = target THEN
+		RAISE EXCEPTION 'idem is installed as % already', target
+			USING ERRCODE = 'duplicate_object';
+	END IF;
+	PERFORM set_config('idem_move.source', source, true);
+END
+$block$;
+
+-- ----- what is kept -----
+
+-- A claim locks its scope's policy first in the portable edition, and the table of claims
+-- in C; in each both are had before anything is written.
+DO $block$
+BEGIN
+	IF current_setting('idem_move.source') = 'idem' THEN
+		LOCK TABLE idem_claims, idem_scopes IN ACCESS EXCLUSIVE MODE;
+		PERFORM idem_fingerprint('0');		-- defines the settings
+		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
+			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
+				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
+				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
+	ELSE
+		LOCK TABLE idem_settings, idem_scopes, idem_claims IN ACCESS EXCLUSIVE MODE;
+		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
+			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
+	END IF;
+END
+$block$;
+
+CREATE TEMPORARY TABLE idem_moved_claims ON COMMIT DROP AS
+	SELECT c.expires_at, c.lease_until, c.token, c.state::text AS state,
+		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
+	FROM idem_claims AS c;
+
+CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE idem_scopes;
+CREATE TEMPORARY TABLE idem_moved_removed_scopes ON COMMIT DROP AS TABLE idem_removed_scopes;
+CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM idem_token_seq;
+
+-- An application may claim and an operator may forget.  Who may grant that is the owner.
+CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
+	SELECT a.grantee::regrole AS role, CASE p.proname WHEN 'idem_forget' THEN 'operator' ELSE 'app' END AS privileges
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace, aclexplode(p.proacl) AS a
+	WHERE n.nspname = current_schema() AND p.proname IN ('idem_try_claim', 'idem_forget')
+		AND a.grantee NOT IN (0, p.proowner) AND NOT a.is_grantable;
+
+-- ----- the change -----
+
+DO $block$
+DECLARE
+	source constant text := current_setting('idem_move.source');
+	kind text;
+	names text;
+BEGIN
+	IF source <> 'portable' THEN
+		EXECUTE pg_catalog.format('DROP EXTENSION %I', source);
+		RETURN;
+	END IF;
+	DROP VIEW idem_stat_cleanup;
+	DROP TRIGGER idem_scopes_guard ON idem_scopes;
+	DROP TRIGGER idem_scopes_guard_all ON idem_scopes;
+	DROP TRIGGER idem_settings_replace ON idem_settings;
+	-- In one command, in which what depends on each other goes together
+	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	WHERE n.nspname = current_schema()
+		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = 'idem_claims'::regclass)
+		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
+			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
+			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
+			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard'));
+	EXECUTE 'DROP ROUTINE ' || names;
+	DROP TABLE idem_claims, idem_scopes, idem_removed_scopes, idem_settings, idem_cleanup_batches;
+	DROP SEQUENCE idem_token_seq;
+	DROP TYPE idem_state, idem_outcome, idem__key, idem__answer;
+END
+$block$;
+
+SELECT :'to' = 'portable' AS by_file
+\gset
+\if :by_file
+\set within_transaction
+\ir idem-portable.sql
+\else
+CREATE EXTENSION :"to" SCHEMA :"schema";
+\endif
+
+DO $block$
+DECLARE
+	differ text;
+	kept text;
+BEGIN
+	IF current_setting('idem_move.to') <> 'idem' THEN
+		INSERT INTO idem_settings (ttl, lease, result_max_bytes, cleanup_batch_size)
+			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
+		RETURN;
+	END IF;
+	PERFORM idem_fingerprint('0');		-- defines the settings
+	-- In the units of the settings, rounded up
+	SELECT string_agg(pg_catalog.format('%s is %s%s', s.name, s.setting, s.unit), ', ' ORDER BY s.name),
+		string_agg(pg_catalog.format('%s = ''%s%s''', s.name, d.kept, s.unit), ', ' ORDER BY s.name)
+	INTO differ, kept
+	FROM pg_temp.idem_moved_settings AS m,
+		LATERAL (VALUES ('idem.ttl', ceil(date_part('epoch', m.ttl))),
+			('idem.lease', ceil(date_part('epoch', m.lease) * 1000)),
+			('idem.result_max_bytes', m.result_max_bytes),
+			('idem.cleanup_batch_size', m.cleanup_batch_size)) AS d (name, kept)
+		JOIN pg_settings AS s ON s.name = d.name
+	WHERE s.setting::float8 <> d.kept;
+	IF differ IS NOT NULL THEN
+		RAISE EXCEPTION 'the settings are not those of idem_settings: %', differ
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			HINT = pg_catalog.format('Put into postgresql.conf, reload it, and move again: %s.', kept);
+	END IF;
+END
+$block$;
+
+INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, fingerprint, result, progress)
+	SELECT c.expires_at, c.lease_until, c.token, c.state::idem_state,
+		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
+	FROM pg_temp.idem_moved_claims AS c;
+
+-- With its guard, as from a dump; -infinity: it needs none
+INSERT INTO idem_scopes (scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes, guarded_since, guarded_ttl)
+	SELECT p.scope, p.ttl, p.lease, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes,
+		coalesce(p.guarded_since, '-infinity'), p.guarded_ttl
+	FROM pg_temp.idem_moved_scopes AS p;
+INSERT INTO idem_removed_scopes (scope, removed_at, ttl)
+	SELECT p.scope, p.removed_at, p.ttl FROM pg_temp.idem_moved_removed_scopes AS p;
+
+SELECT setval('idem_token_seq', t.last_value, t.is_called) AS ignored FROM pg_temp.idem_moved_token AS t
+\gset
+SELECT count(idem_grant(r.role, r.privileges)::text) AS ignored FROM pg_temp.idem_moved_rights AS r
+\gset
+
+SELECT pg_catalog.format('moved from %s to %s: %s claims, %s scopes', current_setting('idem_move.source'), :'to',
+	(SELECT count(*) FROM pg_temp.idem_moved_claims), (SELECT count(*) FROM pg_temp.idem_moved_scopes)) AS moved
+\gset
+
+COMMIT;
+\echo :moved

@@ -1,0 +1,289 @@
+# Moving between the editions keeps claims, scopes, tokens, settings and rights; under
+# load no request is executed twice, and none is lost.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IPC::Run;
+
+my $script = 'sql/idem-move.sql';
+my $portable = 'sql/idem-portable.sql';
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->append_conf(
+	'postgresql.conf', q{
+shared_preload_libraries = 'idem'
+idem.databases = 'nothing'
+});
+$node->start;
+$node->safe_psql('postgres', q{
+CREATE ROLE owner LOGIN;
+CREATE ROLE app LOGIN;
+CREATE ROLE operator LOGIN;
+CREATE DATABASE shop OWNER owner;
+CREATE DATABASE busy;
+});
+
+sub as
+{
+	my ($role, $database, $sql) = @_;
+	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
+}
+
+# (exit code, what it printed, what it complained of)
+sub run_script
+{
+	my ($file, $role, $database, %variables) = @_;
+	my ($out, $err) = ('', '');
+
+	IPC::Run::run(
+		[
+			'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', $role,
+			(map { ('-v', "$_=$variables{$_}") } sort keys %variables),
+			'-f', $file, $database
+		],
+		'<', \undef, '>', \$out, '2>', \$err);
+	return ($? >> 8, $out, $err);
+}
+
+sub moves
+{
+	my ($to, $claims, $name) = @_;
+	my ($status, $out, $err) = run_script($script, 'owner', 'shop', schema => 'requests', to => $to);
+
+	is($status, 0, "$name: moved to $to") or diag $err;
+	like($out, qr/^moved from \w+ to $to: $claims claims, 3 scopes$/, "$name: and said so");
+	return;
+}
+
+sub refuses
+{
+	my ($to, $message, $name, %variables) = @_;
+	my ($status, $out, $err) =
+	  run_script($script, 'owner', 'shop', schema => 'requests', to => $to, %variables);
+
+	isnt($status, 0, "$name: refused");
+	like($err, $message, "$name: with a message");
+	return;
+}
+
+# ----- what is kept -----
+
+as('owner', 'shop', 'CREATE SCHEMA requests');
+is((run_script($portable, 'owner', 'shop', schema => 'requests'))[0], 0,
+	'the portable edition, from its file, owned by somebody who is no superuser');
+as('owner', 'shop', q{
+SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
+UPDATE requests.idem_settings SET ttl = '2 hours', lease = '1500 ms', result_max_bytes = 2000, cleanup_batch_size = 7;
+});
+as('operator', 'shop', q{
+INSERT INTO requests.idem_scopes (scope, ttl, lease, failed, lapsed, expired, result_max_bytes)
+	VALUES ('mail', '2 days', '1 min', 'retryable', 'unknown', 'reclaim', 10);
+INSERT INTO requests.idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
+INSERT INTO requests.idem_scopes (scope, ttl) VALUES ('short', '1 min'), ('gone', '3 min');
+DELETE FROM requests.idem_scopes WHERE scope = 'gone';
+});
+my $token = as('app', 'shop', q{
+BEGIN;
+SELECT FROM requests.idem_claim('user', 'done', fingerprint => '\x0102');
+SELECT FROM requests.idem_complete('{"paid": 30}');
+SELECT FROM requests.idem_claim('user', 'broken');
+SELECT FROM requests.idem_fail('"no"');
+SELECT FROM requests.idem_claim('user', 'marker', 'short');
+COMMIT;
+SELECT token FROM requests.idem_try_claim('user', 'lapsed', 'mail', lease => '1 us');
+SELECT token FROM requests.idem_try_claim('user', 'held', lease => '1 day', progress => '[1, 2]');
+});
+($token) = $token =~ /(\d+)\s*$/;
+
+sub content
+{
+	return as('owner', 'shop', q{
+		SELECT * FROM requests.idem_claims ORDER BY request_id;
+		SELECT * FROM requests.idem_scopes ORDER BY scope;
+		SELECT * FROM requests.idem_removed_scopes ORDER BY scope;
+		SELECT last_value, is_called FROM requests.idem_token_seq;
+		SELECT a.grantee::regrole, p.proname, p.pronargs FROM pg_proc p, aclexplode(p.proacl) a
+			WHERE a.grantee::regrole::text IN ('app', 'operator')
+				AND p.proname !~ '^idem_(stat_|cleanup_step|metrics|cleanup_batch)'		-- which differ
+			ORDER BY 1, 2, 3;
+	});
+}
+my $before = content();
+like($before, qr/"paid": 30.*\bmail\b.*v7.*gone/s, 'there is something to move');
+
+# The C edition has its settings in postgresql.conf.
+refuses(
+	'idem',
+	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.result_max_bytes is 1048576B, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.result_max_bytes = '2000B', idem.ttl = '7200s'\.$/sm,
+	'other settings');
+is(content(), $before, 'which changes nothing');
+
+$node->append_conf('postgresql.conf', q{
+idem.cleanup_batch_size = '7'
+idem.lease = '1500ms'
+idem.result_max_bytes = '2000B'
+idem.ttl = '7200s'
+});
+$node->reload;
+
+# To each from each
+for my $to (qw(idem idem_portable portable idem_portable idem portable idem))
+{
+	moves($to, 5, 'round trip');
+	is(content(), $before, "round trip: all is as it was, in $to");
+}
+is( $node->safe_psql('shop', q{
+		SELECT string_agg(o.name, ' ') FROM (
+			SELECT oid, 'pg_class'::regclass, relname FROM pg_class WHERE relkind NOT IN ('i', 'c')
+			UNION ALL SELECT oid, 'pg_proc'::regclass, proname FROM pg_proc
+			UNION ALL SELECT oid, 'pg_type'::regclass, typname FROM pg_type WHERE typtype = 'e' OR typname LIKE '%\_\_%') AS o (oid, class, name)
+		WHERE o.name LIKE 'idem%'
+			AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = o.oid AND d.classid = o.class AND d.deptype = 'e')}),
+	'', 'nothing of the portable edition stays behind');
+
+# The promises hold in the other edition.
+is( as('app', 'shop', q{
+		SELECT outcome, result FROM requests.idem_try_claim('user', 'done', fingerprint => '\x0102');
+		SELECT outcome FROM requests.idem_try_claim('user', 'done', fingerprint => '\x03');
+		SELECT outcome, result FROM requests.idem_try_claim('user', 'broken');
+		SELECT outcome FROM requests.idem_try_claim('user', 'lapsed', 'mail');
+		SELECT outcome FROM requests.idem_try_claim('user', 'held', wait => '0');}),
+	qq(completed|{"paid": 30}\nmismatch\nfailed|"no"\nunknown\nin_progress), 'requests from before are known');
+is(as('app', 'shop', "SELECT requests.idem_complete('user', 'held', '1', $token)"),
+	't', 'the holder of a lease settles it with its token');
+cmp_ok(as('app', 'shop', "SELECT token FROM requests.idem_try_claim('user', 'next', lease => '1 s')"),
+	'>', $token, 'tokens go on from where they were');
+is( as('app', 'shop', "SELECT outcome FROM requests.idem_try_claim('user', '01000000-0000-7000-8000-000000000000', 'v7')"),
+	'stale', 'a request that may have been forgotten is stale');
+
+# The settings of the C edition become those of the portable one.
+moves('portable', 6, 'settings');
+is(as('owner', 'shop', 'SELECT ttl, lease, result_max_bytes, cleanup_batch_size FROM requests.idem_settings'),
+	'02:00:00|00:00:01.5|2000|7', 'settings: kept');
+
+# ----- what is refused -----
+
+$before = content();
+refuses('portable', qr/ERROR:  idem is installed as portable already/, 'the same edition');
+refuses('', qr/ERROR:  idem can be moved to idem, idem_portable or portable/, 'no edition');
+refuses('idem', qr/ERROR:  there is no idem in schema public/, 'another schema', schema => 'public');
+refuses('idem', qr/ERROR:  there is no idem in schema "no such"/, 'no schema', schema => 'no such');
+as('owner', 'shop', 'CREATE VIEW requests.mine AS SELECT request_id, state FROM requests.idem_claims');
+refuses('idem', qr/view (requests\.)?mine depends on/, 'an object that depends on it');
+as('owner', 'shop', 'DROP VIEW requests.mine');
+my ($status, $out, $err) = run_script($script, 'app', 'shop', schema => 'requests', to => 'idem');
+like($err, qr/ERROR:  permission denied/, 'somebody else: refused');
+(undef, undef, $err) = $node->psql('shop', 'CREATE EXTENSION idem');
+like(
+	$err,
+	qr/ERROR:  idem is installed in this database already, in schema requests\n.*HINT:  Move it here, see sql\/idem-move.sql/s,
+	'the C edition beside the portable one: refused');
+is(content(), $before, 'none of which changes anything');
+
+# ----- under load -----
+
+# Each request is sent by four clients, two of them with leases; they pass over errors,
+# of which there are some with each move. Clients who wait for a move can only be told
+# from others by an error, so at the end each request is sent once more.
+
+sub busy
+{
+	return $node->safe_psql('busy', $_[0]);
+}
+
+my $superuser = busy('SELECT current_user');
+is((run_script($portable, $superuser, 'busy'))[0], 0, 'load: the portable edition');
+busy(q{
+CREATE TABLE executions (request int, client int);
+CREATE PROCEDURE execute(request int, client int) LANGUAGE plpgsql AS $$
+BEGIN
+	IF idem_claim('user', request::text) THEN
+		INSERT INTO executions VALUES (request, client);
+		PERFORM idem_complete(to_jsonb(client));
+	END IF;
+END $$;
+CREATE PROCEDURE execute_leased(request int, client int, token int8) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO executions VALUES (request, client);
+	PERFORM idem_complete('user', request::text, to_jsonb(client), token);
+END $$;
+});
+
+my $seed = $ENV{SEED} // 20261121;
+note "SEED=$seed";
+srand $seed;
+
+my @clients;
+for my $client (1 .. 4)
+{
+	my $file = $node->basedir . "/client_$client.sql";
+	my $sql = '';
+	for my $n (1 .. 50_000)
+	{
+		# Ahead of it and behind it, so that requests meet, and are sent again
+		my $request = 1 + int($n / 3) + int(rand(40));
+		$sql .= $client <= 2 ? "CALL execute($request, $client);\n" : qq{
+\\set token 0
+SELECT coalesce(max(token), 0) AS token FROM idem_try_claim('user', '$request', lease => '2 s') WHERE outcome = 'claimed' \\gset
+\\if :token
+CALL execute_leased($request, $client, :token);
+\\endif
+};
+	}
+	append_to_file($file, $sql);
+	push @clients,
+	  IPC::Run::start(
+		[ 'psql', '-XAtq', '-d', $node->connstr('busy') . ' application_name=client', '-f', $file ],
+		'<', \undef, '>', '/dev/null', '2>', $node->basedir . "/client_$client.err");
+}
+
+for my $to (qw(idem portable idem_portable idem portable idem))
+{
+	my $done = busy('SELECT count(*) FROM executions');
+	$node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
+	  or die 'no request is executed';
+	my ($status, $out, $err) = run_script($script, $superuser, 'busy', to => $to);
+	is($status, 0, "load: moved to $to") or diag $err;
+	note $out;
+}
+my $done = busy('SELECT count(*) FROM executions');
+$node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
+  or die 'no request is executed';
+busy("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'client'");
+$_->finish for @clients;
+$node->poll_query_until('busy', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'client'");
+
+busy(q{
+SET idem.wait = -1;
+DO $$
+DECLARE
+	last constant int := (SELECT max(request_id::int) FROM idem_claims);
+BEGIN
+	FOR request IN 1 .. last LOOP
+		CALL execute(request, 0);
+		COMMIT;
+	END LOOP;
+END $$});
+is(busy('SELECT count(*) FROM (SELECT request FROM executions GROUP BY request HAVING count(*) > 1) AS doubled'),
+	'0', 'load: no request was executed twice');
+is( busy(q{
+		SELECT count(*) FROM executions FULL JOIN idem_claims ON request::text = request_id
+		WHERE request IS NULL OR request_id IS NULL OR state::text <> 'completed' OR result <> to_jsonb(client)}),
+	'0', 'load: each execution has its claim and result, and each claim its execution');
+is(busy('SELECT count(DISTINCT request) = max(request) FROM executions'), 't', 'load: none was lost');
+is(busy('SELECT count(DISTINCT client) >= 4 FROM executions'), 't', 'load: all clients have executed some');
+my %complaints;
+for my $client (1 .. 4)
+{
+	$complaints{$1}++ while slurp_file($node->basedir . "/client_$client.err") =~ /ERROR:  (.*)/g;
+}
+note "$complaints{$_} times: $_" for sort keys %complaints;
+note busy("SELECT count(*) || ' requests, by client ' || string_agg(n, ', ') FROM (SELECT client || ': ' || count(*) AS n FROM executions GROUP BY client ORDER BY client) AS c");
+
+$node->stop;
+done_testing();
