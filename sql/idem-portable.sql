@@ -29,6 +29,8 @@
  *	 idem.cleanup_batch_size are columns of the table idem_settings.
  * - It is slower, by an order of magnitude.
  *
+ * What the C edition cannot give: idem_distribute() distributes it over a Citus cluster.
+ *
  * How to read it.  Functions with two underscores are internal.  The protocol is
  * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
  *
@@ -48,6 +50,8 @@
 \else
 BEGIN;										-- psql only
 \endif
+-- On Citus, all is this node's until idem_distribute().
+SET LOCAL citus.enable_ddl_propagation = off;	-- psql only
 SET LOCAL search_path = :"schema", pg_temp;	-- psql only
 
 DO $block$
@@ -305,6 +309,7 @@ DECLARE
 	default_ttl constant interval := coalesce((SELECT d.ttl FROM idem_settings AS d), '1 hour');
 	caller_timeout constant text := current_setting('lock_timeout');
 	isolation constant text := current_setting('transaction_isolation');
+	was constant idem_scopes := OLD;	-- which on Citus has another type
 	is_known boolean;
 	promised interval;
 BEGIN
@@ -324,7 +329,7 @@ BEGIN
 		PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
 		RETURN NULL;
 	ELSIF TG_OP = 'DELETE' THEN
-		PERFORM idem__note_removed_scope(OLD, default_ttl);
+		PERFORM idem__note_removed_scope(was, default_ttl);
 		RETURN OLD;
 	ELSIF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
 		NEW.guarded_since := OLD.guarded_since;
@@ -333,10 +338,10 @@ BEGIN
 			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
 			RETURN NEW;
 		END IF;
-		promised := idem__least_promise(OLD, default_ttl);
+		promised := idem__least_promise(was, default_ttl);
 	ELSE
 		IF TG_OP = 'UPDATE' THEN
-			PERFORM idem__note_removed_scope(OLD, default_ttl);
+			PERFORM idem__note_removed_scope(was, default_ttl);
 		END IF;
 		INSERT INTO idem_removed_scopes AS removed VALUES (NEW.scope, 'infinity', default_ttl)
 		ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl
@@ -1528,6 +1533,7 @@ DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
 	policy record;
 	state text;
+	remembered_until timestamptz;
 BEGIN
 	PERFORM idem__require_writable('idem_heal()');
 	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
@@ -1547,8 +1553,9 @@ BEGIN
 		PERFORM idem__raise_of_key('ID410', 'request has failed for good',
 			'It is settled: its holder gave up after the work that was found, or before.', key);
 	END IF;
+	remembered_until := idem__remembered_until(policy.ttl, NULL, NULL);
 	UPDATE idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
-		expires_at = greatest(c.expires_at, idem__remembered_until(policy.ttl, NULL, NULL))
+		expires_at = greatest(c.expires_at, remembered_until)
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 	PERFORM idem__note_settled(key, result), idem__commit_synchronously();
 	RETURN true;
@@ -1941,6 +1948,346 @@ COMMENT ON COLUMN idem_stat_cleanup.oldest_expired_age IS 'how long the oldest c
 COMMENT ON COLUMN idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
 COMMENT ON COLUMN idem_stat_cleanup.last_run IS 'end of the latest batch';
+
+-- ----- Citus -----
+
+-- idem_distribute() distributes the claims over a Citus cluster: a user's claims are in
+-- the shard group that has the user's own rows, and a function that is called with a user
+-- runs on the node of that group.  There all is as on one server, but for these, which it
+-- changes on all nodes.  A function idem__citus_NAME() is what idem__NAME() or
+-- idem_NAME() becomes.  (What is above is written so that Citus can plan it: a query of
+-- claims names their user, and an update calls no volatile function.)
+--
+-- Tokens.  A sequence that Citus knows counts in another range on each node, so that
+-- tokens would shrink when a shard moves to the node of a lower range; and the lock that
+-- orders the holders of a key is one node's.  So all tokens are drawn on the coordinator,
+-- by those who have the row already: whoever held the key before has ended, and had drawn
+-- before.  While the coordinator is down, no lease can be claimed.
+--
+-- Fences.  They write, see there.
+--
+-- Policy.  idem_scopes has a replica on each node, and its guard is a trigger of each
+-- replica: it waits for the claims of its node, and writes to its node's replica of
+-- idem_removed_scopes.  So guarded_since differs by milliseconds from node to node.
+--
+-- Locks.  Citus takes LOCK TABLE on all nodes.  A claim takes its lock of idem_scopes on
+-- its own node only, where the guard looks for it.
+--
+-- Cleaning.  FOR UPDATE SKIP LOCKED cannot be planned across shards: each node cleans its
+-- own, as if they were tables, in a transaction of its own.  Where a shard moves away
+-- meanwhile, what a batch has deleted from the old copy only is deleted again later.
+
+-- By a query of a table that is on the coordinator only (0.1 ms, over a connection that
+-- Citus keeps)
+CREATE FUNCTION idem__citus_draw_token()
+RETURNS int8
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	RETURN nextval('idem_token_seq') FROM idem_token_source;
+END
+$$;
+
+-- idem__claim_key_of_node() is idem__claim_key() as on one server, whose token is never
+-- seen by others.
+CREATE FUNCTION idem__citus_claim_key(
+	command text, key idem__key, fingerprint bytea, deadline timestamptz,
+	lease interval, progress jsonb, strict boolean)
+RETURNS idem__answer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	answer idem__answer := idem__claim_key_of_node(command, key, fingerprint, deadline, lease, progress, strict);
+	node_token constant int8 := answer.token;
+BEGIN
+	IF node_token IS NOT NULL THEN
+		answer.token := idem__citus_draw_token();
+		UPDATE idem_claims AS c SET token = answer.token
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			AND c.token = node_token;
+	END IF;
+	RETURN answer;
+END
+$$;
+
+-- It writes: Citus prepares only what has written, so that the loss of a node on which a
+-- row was only locked could pass unnoticed when another node commits.
+CREATE FUNCTION idem__citus_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	key constant idem__key := idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM idem__require_token(token), idem__require_writable('idem_fence()');
+	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+	UPDATE idem_claims AS c SET token = idem__citus_fence.token
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+END
+$$;
+
+-- TRUNCATE is one command for all nodes, and its trigger one node's.
+CREATE FUNCTION idem__refuse_truncate()
+RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	RAISE EXCEPTION 'table "%" cannot be truncated: it is distributed', TG_TABLE_NAME
+		USING ERRCODE = 'feature_not_supported', HINT = 'Delete its rows.';
+END
+$$;
+
+-- One batch on this node; its shards in an order of chance, so that none is always last.
+CREATE FUNCTION idem__clean_node(rows_max int8, cutoff timestamptz)
+RETURNS int8
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	-- Whose claims stay until somebody has settled them
+	unknown_scopes constant text[] := ARRAY(SELECT p.scope FROM idem_scopes AS p WHERE p.lapsed = 'unknown');
+	shard text;
+	chunk int8;
+	rows_deleted int8 := 0;
+BEGIN
+	FOR shard IN
+		SELECT shard_name(s.logicalrelid, s.shardid)
+		FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
+		WHERE s.logicalrelid = 'idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
+		ORDER BY random()
+	LOOP
+		EXECUTE pg_catalog.format('DELETE FROM %1$s WHERE ctid = ANY (ARRAY(
+				SELECT e.ctid FROM %1$s AS e
+				WHERE e.expires_at <= $1 AND NOT (e.state::text = ''in_progress''
+					AND (e.lease_until > clock_timestamp() OR e.scope = ANY ($2)))
+				ORDER BY e.expires_at LIMIT $3
+				FOR UPDATE SKIP LOCKED))', shard)
+		USING cutoff, unknown_scopes, least(rows_max - rows_deleted, 5000);
+		GET DIAGNOSTICS chunk = ROW_COUNT;
+		rows_deleted := rows_deleted + chunk;
+		EXIT WHEN rows_deleted >= rows_max OR clock_timestamp() > begun + interval '1 second';
+	END LOOP;
+	RETURN rows_deleted;
+END
+$$;
+
+-- One batch on each node.  A node that does not answer must not keep the others from being
+-- cleaned.
+CREATE FUNCTION idem__citus_cleanup_step(
+	batch_size int4, start timestamptz, expired_before timestamptz,
+	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM idem_settings AS d), 50000);
+	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
+	node record;
+BEGIN
+	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
+		PERFORM idem__raise('ID400', 'batch_size must be between 1 and 1000000',
+			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
+	END IF;
+	PERFORM idem__require_writable('idem_cleanup()');
+	IF NOT citus_is_coordinator() THEN
+		PERFORM idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
+	END IF;
+	rows_deleted := 0;
+	FOR node IN
+		SELECT n.nodeid, n.success, n.result
+		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %I.idem__clean_node(%s, %L)', current_schema(), rows_max, cutoff)) AS n
+	LOOP
+		IF node.success THEN
+			rows_deleted := rows_deleted + node.result::int8;
+		ELSE
+			RAISE WARNING 'node % was not cleaned: %', node.nodeid, node.result;
+		END IF;
+	END LOOP;
+	-- A node does less than a batch at a time where it has many shards.
+	more := rows_deleted > 0;
+	next_start := start;
+	PERFORM idem__note_batch(begun, rows_deleted, more);
+END
+$$;
+
+-- Makes a function of the definition of another, or of its own, in which one text takes
+-- the place of another.
+CREATE FUNCTION idem__rewrite_function(name text, was text, becomes text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	EXECUTE replace(pg_get_functiondef(name::regproc), was, becomes);
+END
+$$;
+
+-- Makes a function of a query one in PL/pgSQL: as a part of another query, Citus does not
+-- plan what has parameters.
+CREATE FUNCTION idem__isolate_query(name text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	source constant regproc := name;
+	query constant text := (SELECT p.prosrc FROM pg_proc AS p WHERE p.oid = source);
+BEGIN
+	EXECUTE replace(replace(pg_get_functiondef(source), query, 'BEGIN RETURN QUERY ' || query || '; END'),
+		'LANGUAGE sql', 'LANGUAGE plpgsql');
+END
+$$;
+
+-- Makes the functions on all nodes.  (The search_path has their types written with their
+-- schema.)
+CREATE FUNCTION idem__share_functions(schema text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	FOR routine IN
+		SELECT p.oid::regprocedure AS name, p.proname NOT LIKE 'idem\_\_%' AND p.proargnames[1] = 'user_id' AS is_of_user
+		FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		WHERE n.nspname = schema AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
+	LOOP
+		IF routine.is_of_user THEN
+			-- Sent to the user's shard; but not in transaction blocks (force_delegation), whose
+			-- claims are writes of the block like any other.
+			PERFORM create_distributed_function(routine.name, 'user_id', format('%I.idem_claims', schema), false);
+		ELSE
+			-- Made again, it is made on all nodes; create_distributed_function() would have
+			-- them check a body that relies on its caller's search_path.
+			EXECUTE pg_get_functiondef(routine.name);
+		END IF;
+	END LOOP;
+END
+$$;
+
+-- Everybody may call a function where Citus has made it, until that is revoked.
+CREATE FUNCTION idem__share_rights(schema text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	FOR routine IN
+		SELECT p.oid::regprocedure AS name,
+			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(p.proacl) AS a WHERE a.grantee <> 0) AS granted_to
+		FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		WHERE n.nspname = schema AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
+	LOOP
+		EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine.name);
+		IF routine.granted_to IS NOT NULL THEN
+			EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %s', routine.name, routine.granted_to);
+		END IF;
+	END LOOP;
+END
+$$;
+
+CREATE FUNCTION idem_distribute(colocate_with regclass DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET client_min_messages = warning
+SET check_function_bodies = off
+AS $$
+DECLARE
+	schema constant text := current_schema();
+	shard_column record;
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+		PERFORM idem__raise('0A000', 'extension "citus" is not installed in this database',
+			'Create it on all nodes of a Citus cluster. On one server there is nothing to distribute.');
+	ELSIF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem_portable') THEN
+		PERFORM idem__raise('0A000', 'the objects of an extension cannot be distributed',
+			'Drop extension "idem_portable", and install sql/idem-portable.sql with psql.');
+	ELSIF NOT citus_is_coordinator() OR NOT EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) THEN
+		PERFORM idem__raise('55000', 'this is not a coordinator that all nodes know',
+			'Call idem_distribute() on the coordinator, after SELECT citus_set_coordinator_host(...).');
+	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = 'idem_claims'::regclass) THEN
+		IF colocate_with IS NOT NULL THEN
+			PERFORM idem__raise('42710', 'table "idem_claims" is distributed already',
+				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
+		END IF;
+		PERFORM replicate_reference_tables('block_writes'), idem__share_rights(schema);
+		RETURN;
+	END IF;
+
+	IF colocate_with IS NOT NULL THEN
+		SELECT a.atttypid::regtype AS type, a.attcollation::regcollation AS "collation" INTO shard_column
+		FROM pg_dist_partition AS d JOIN pg_attribute AS a ON a.attrelid = d.logicalrelid
+			AND a.attname = column_to_column_name(d.logicalrelid, d.partkey)
+		WHERE d.logicalrelid = colocate_with AND d.partmethod = 'h';
+		IF NOT FOUND THEN
+			PERFORM idem__raise('55000', pg_catalog.format('table "%s" is not distributed by a column', colocate_with),
+				'Distribute it by its user''s id first: SELECT create_distributed_table(...).');
+		ELSIF shard_column.type <> 'text'::regtype THEN
+			PERFORM idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
+					colocate_with, shard_column.type),
+				'Distribute it by a text, or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
+		END IF;
+		EXECUTE pg_catalog.format('ALTER TABLE idem_claims ALTER user_id TYPE text COLLATE %s', shard_column.collation);
+		EXECUTE pg_catalog.format('ALTER TYPE idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', shard_column.collation);
+	END IF;
+
+	-- Otherwise Citus refuses to make tables and functions in one transaction.
+	PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
+	-- The settings have one row from now on, which is updated; and no trigger may fire for
+	-- what is copied.
+	DROP TRIGGER idem_settings_replace ON idem_settings;
+	DROP TRIGGER idem_scopes_guard ON idem_scopes;
+	DROP TRIGGER idem_scopes_guard_all ON idem_scopes;
+	PERFORM create_distributed_table('idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
+		create_reference_table('idem_settings'),
+		create_reference_table('idem_removed_scopes'),
+		create_reference_table('idem_scopes');
+	PERFORM truncate_local_data_after_distributing_table(name::regclass)
+	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_removed_scopes', 'idem_scopes']) AS name;
+
+	-- The default makes the sequence known to all nodes, which have to parse its name.
+	CREATE TABLE idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('idem_token_seq'));
+	INSERT INTO idem_token_source DEFAULT VALUES;
+	PERFORM citus_add_local_table_to_metadata('idem_token_source');
+
+	-- This copy first, since what calls it takes its name.
+	PERFORM idem__rewrite_function('idem__claim_key', 'idem__claim_key', 'idem__claim_key_of_node');
+	PERFORM idem__rewrite_function('idem__citus_' || f.name, 'idem__citus_' || f.name, f.becomes)
+	FROM (VALUES ('claim_key', 'idem__claim_key'), ('fence', 'idem_fence'), ('cleanup_step', 'idem_cleanup_step')) AS f (name, becomes);
+	-- A table with replicas is one shard, of the same name on all nodes.
+	PERFORM idem__rewrite_function(f.name, 'idem_removed_scopes', shard_name(s.logicalrelid, s.shardid))
+	FROM unnest(ARRAY['idem_scopes_guard', 'idem__note_removed_scope']) AS f (name),
+		pg_dist_shard AS s WHERE s.logicalrelid = 'idem_removed_scopes'::regclass;
+	PERFORM idem__isolate_query('idem__policy'), idem__isolate_query('idem__latest_row');
+	-- In what an update looks for, Citus takes no other function of a column.
+	ALTER FUNCTION idem__is_ours IMMUTABLE;
+	ALTER FUNCTION idem__claim_key_of_node SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION idem_scopes_guard SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION idem__citus_draw_token SET citus.allow_nested_distributed_execution = on;
+
+	PERFORM idem__share_functions(schema), idem__share_rights(schema);
+
+	-- Unsafe would be a trigger of a replica that writes to other nodes.
+	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
+	CREATE TRIGGER idem_scopes_guard
+	BEFORE INSERT OR UPDATE OR DELETE ON idem_scopes
+	FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+	CREATE TRIGGER idem_scopes_guard_all
+	BEFORE TRUNCATE ON idem_scopes
+	FOR EACH STATEMENT EXECUTE FUNCTION idem__refuse_truncate();
+	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
+END
+$$;
+
+COMMENT ON FUNCTION idem_distribute(regclass) IS
+'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id';
 
 -- ----- rights -----
 

@@ -246,7 +246,7 @@ idem_refuse_distributed(Relation relation)
 				 errmsg("table \"%s\" is distributed by Citus",
 						RelationGetRelationName(relation)),
 				 errdetail("Claims are read and written directly in this server's tables, and the rows of a distributed table are in its shards."),
-				 errhint("Keep it a table of one server, or use the portable edition.")));
+				 errhint("Keep it a table of one server, or use the portable edition and its idem_distribute().")));
 }
 
 IdemState

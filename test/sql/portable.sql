@@ -158,6 +158,14 @@ SHOW synchronous_commit;
 ROLLBACK;
 RESET synchronous_commit;
 
+-- ----- distribution, without Citus -----
+
+SELECT idem_distribute();
+\echo :SQLSTATE
+SELECT idem_distribute('idem_scopes');
+\echo :SQLSTATE
+SELECT idem_claim('u', 'not distributed');
+
 -- ----- rights -----
 
 CREATE ROLE regress_idem_app;
@@ -167,7 +175,7 @@ SELECT idem_grant('regress_idem_operator', 'operator');
 -- No internal function can be called by anybody.
 SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
 	bool_or(has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
-FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
+FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname IN ('idem_scopes_guard', 'idem_distribute');
 -- Every function that can be called has a search_path of its own, but for the one that commits.
 SELECT proname FROM pg_proc WHERE proname ~ '^idem_[a-z]' AND NOT coalesce(proconfig::text ~ 'search_path=public, pg_temp', false);
 SET ROLE regress_idem_app;

@@ -70,7 +70,7 @@ COMMIT;
 -- Labels
 SELECT p.oid::regprocedure AS routine, provolatile, proparallel, procost >= 10000 AS late
 FROM pg_proc p
-WHERE proname ~ '^idem_[a-z]' AND prokind = 'f' AND proname !~ '_stat_|_step|_scopes_|_rights|_promise'
+WHERE proname ~ '^idem_[a-z]' AND prokind = 'f' AND proname !~ '_stat_|_step|_scopes_|_rights|_promise|_distribute'
 ORDER BY p.proname COLLATE "C", p.pronargs;
 -- A filter runs before a claim, wherever it stands.
 SELECT i FROM generate_series(1, 4) AS i WHERE idem_claim('filter', i::text) AND i % 2 = 0;
