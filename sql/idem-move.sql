@@ -68,6 +68,10 @@ BEGIN
 	ELSIF source = target THEN
 		RAISE EXCEPTION 'idem is installed as % already', target
 			USING ERRCODE = 'duplicate_object';
+	ELSIF to_regclass('idem_token_source') IS NOT NULL THEN
+		RAISE EXCEPTION 'idem is distributed over a cluster'
+			USING ERRCODE = 'feature_not_supported',
+			HINT = 'It cannot be moved.';
 	END IF;
 	PERFORM set_config('idem_move.source', source, true);
 END
@@ -75,8 +79,8 @@ $block$;
 
 -- ----- what is kept -----
 
--- A claim locks its scope's policy first in the portable edition, and the table of claims
--- in C; in each both are had before anything is written.
+-- In the order in which claims take them: in the portable edition one has read its policy
+-- when it gets at the claims.  A token is drawn before that there, and after it in C.
 DO $block$
 BEGIN
 	IF current_setting('idem_move.source') = 'idem' THEN
@@ -87,6 +91,7 @@ BEGIN
 				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
 				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
 	ELSE
+		ALTER SEQUENCE idem_token_seq OWNED BY NONE;	-- which locks it
 		LOCK TABLE idem_settings, idem_scopes, idem_claims IN ACCESS EXCLUSIVE MODE;
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
@@ -134,7 +139,8 @@ BEGIN
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
-			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard'));
+			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
+			'idem_distribute'));
 	EXECUTE 'DROP ROUTINE ' || names;
 	DROP TABLE idem_claims, idem_scopes, idem_removed_scopes, idem_settings, idem_cleanup_batches;
 	DROP SEQUENCE idem_token_seq;

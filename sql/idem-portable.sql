@@ -18,8 +18,8 @@
  * - Whoever waits for a lease looks again after pauses of up to 100 ms.
  * - A wait for a transaction is bounded by lock_timeout, so that a claim is made in a
  *	 subtransaction: waiters see a ROLLBACK TO of the holder up to two seconds late
- *	 (deadlock_timeout and a second), and many single claims in one transaction slow
- *	 down other sessions' snapshots once there are more than 64 of them.
+ *	 (deadlock_timeout and a second), and many claims in one transaction, of a batch
+ *	 too, slow down other sessions' snapshots once there are more than 64 of them.
  * - A ttl that grows, and key_time = uuidv7 that is switched on, wait for the transactions
  *	 that have claimed, and not only for other changes of idem_scopes.
  * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.  Let no such
@@ -74,7 +74,7 @@ BEGIN
 		RAISE EXCEPTION 'extension "idem" is installed in this database'
 			USING ERRCODE = 'duplicate_object',
 			DETAIL = 'It is the C edition of the same functions.',
-			HINT = 'Use it, or drop it first.';
+			HINT = 'Use it, or move it here: sql/idem-move.sql.';
 	END IF;
 	SELECT pg_catalog.format('%I', n.nspname) INTO other
 	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
