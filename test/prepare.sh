@@ -161,6 +161,39 @@ prepare_machine()
 	export PG_CONFIG=$pg_config
 }
 
+# Debian's package would start a service, now and at each boot.
+install_redis_without_service()
+{
+	local no_services=/usr/sbin/policy-rc.d
+
+	(
+		if [ ! -e "$no_services" ]; then
+			trap 'as_root rm -f "$no_services"' EXIT
+			printf '#!/bin/sh\nexit 101\n' | as_root tee "$no_services" >/dev/null
+			as_root chmod 755 "$no_services"
+		fi
+		install_packages redis-server
+		as_root update-rc.d redis-server disable
+	)
+}
+
+# What the recipes are shown with, besides the server
+prepare_for_recipes()
+{
+	local packages=() redis=
+
+	command -v redis-server >/dev/null || redis=missing
+	perl -MDBD::Pg -e 1 2>/dev/null || packages+=(libdbd-pg-perl)
+	perl -MRedis -e 1 2>/dev/null || packages+=(libredis-perl)
+	node -e 'require("pg")' >/dev/null 2>&1 || packages+=(nodejs node-pg)
+	[ "${#packages[@]}" -gt 0 ] || [ -n "$redis" ] || return 0
+	command -v apt-get >/dev/null ||
+		die "not a Debian: please install Redis, Perl's DBD::Pg and Redis, Node's pg"
+	apt update
+	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
+	[ -z "$redis" ] || install_redis_without_service
+}
+
 # A copy of the tree, without what a build or a test has left in it.
 make_workspace()
 {

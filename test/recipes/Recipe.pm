@@ -1,0 +1,158 @@
+# What the drivers of the recipes share: a database with the recipe's SQL, a Redis of
+# their own, processes that can be killed, and a report.
+#
+# The server is that of PGHOST, PGPORT, PGUSER; the database is a new one, and dropped at
+# the end.  Redis listens on a socket in a temporary folder.
+
+package Recipe;
+
+use strict;
+use warnings;
+
+use DBI;
+use Exporter qw(import);
+use File::Temp;
+use FindBin;
+use POSIX ();
+use Redis;
+use Test::More;
+
+our @EXPORT =
+  qw(recipe_sql make_database connect_database start_redis kill_redis connect_redis
+  spawn wait_for seed report $folder);
+
+our $folder = File::Temp->newdir('recipe.XXXX', TMPDIR => 1);
+my $name = $FindBin::RealBin =~ s{.*/}{}r;
+my $owner = $$;
+my @databases;
+my ($database, $redis_pid);
+
+# Also when the test is interrupted: END is run then, and the folder removed.
+$SIG{INT} = $SIG{TERM} = sub { exit 1 };
+$SIG{PIPE} = 'IGNORE';
+
+# The seed of everything that is random: the first argument, or a new one
+sub seed
+{
+	my $seed = $ARGV[0] // int rand 1_000_000_000;
+
+	srand $seed;
+	note "$name, seed $seed";
+	return;
+}
+
+sub recipe_sql
+{
+	open my $file, '<', "$FindBin::RealBin/recipe.sql" or die "recipe.sql: $!";
+	local $/;
+	return scalar <$file>;
+}
+
+# make_database(SUFFIX, SQL): connect_database() is then to this one
+sub make_database
+{
+	my ($suffix, $sql) = @_;
+
+	$database = 'postgres';
+	my $new = "recipe_$name$suffix";
+	my $db = connect_database();
+	$db->do("CREATE DATABASE $new");
+	push @databases, $new;
+	$database = $new;
+	my $extension = $ENV{IDEM_EXTENSION} // 'idem';
+	open my $psql, '|-', 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-d', $new
+	  or die "psql: $!";
+	print $psql "CREATE EXTENSION $extension;\n", $sql;
+	close $psql or die "psql refused recipe.sql\n";
+	return;
+}
+
+sub connect_database
+{
+	return DBI->connect("dbi:Pg:dbname=$database", $ENV{PGUSER}, undef,
+		{ RaiseError => 1, PrintError => 0, AutoCommit => 1, AutoInactiveDestroy => 1 });
+}
+
+sub start_redis
+{
+	$redis_pid = spawn(
+		sub {
+			open STDOUT, '>', '/dev/null';
+			exec 'setpriv', '--pdeathsig', 'KILL', 'redis-server', '--port', 0,
+			  '--unixsocket', "$folder/redis.sock", '--dir', "$folder", '--save', '';
+		});
+	connect_redis(reconnect => 60, every => 10_000)->ping;
+	return;
+}
+
+sub kill_redis
+{
+	kill KILL => $redis_pid;
+	waitpid $redis_pid, 0;
+	unlink "$folder/redis.sock";
+	$redis_pid = undef;
+	return;
+}
+
+sub connect_redis
+{
+	return Redis->new(sock => "$folder/redis.sock", encoding => undef, @_);
+}
+
+# A process of its own: spawn(CODE) -> its id.  It shares no connection.
+sub spawn
+{
+	my ($code) = @_;
+
+	my $pid = fork // die "fork: $!";
+	return $pid if $pid;
+	$SIG{INT} = $SIG{TERM} = 'DEFAULT';
+	srand;
+	eval { $code->(); 1 } or do { print STDERR $@; POSIX::_exit(1) };
+	POSIX::_exit(0);
+}
+
+# wait_for(QUERY): until it returns true; false after three minutes
+sub wait_for
+{
+	my ($db, $query) = @_;
+	my $deadline = time + 180;
+
+	while (time < $deadline)
+	{
+		return 1 if $db->selectrow_array($query);
+		select undef, undef, undef, 0.01;
+	}
+	return 0;
+}
+
+# report(WHAT => NUMBER, ...), one line
+sub report
+{
+	my @numbers;
+
+	while (my ($what, $number) = splice @_, 0, 2)
+	{
+		push @numbers, "$what $number";
+	}
+	note join(', ', @numbers);
+	return;
+}
+
+END
+{
+	if ($$ == $owner)
+	{
+		my $status = $?;
+		kill_redis() if $redis_pid;
+		if (@databases)
+		{
+			$database = 'postgres';
+			my $db = connect_database();
+			$db->do("DROP DATABASE $_ WITH (FORCE)") for @databases;
+		}
+		$? = $status;
+	}
+}
+
+1;
