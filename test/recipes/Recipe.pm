@@ -108,7 +108,7 @@ sub spawn
 	return $pid if $pid;
 	$SIG{INT} = $SIG{TERM} = 'DEFAULT';
 	srand;
-	eval { $code->(); 1 } or do { print STDERR $@; POSIX::_exit(1) };
+	eval { $code->(); 1 } or do { print STDERR $@ =~ s/^/# /mgr; POSIX::_exit(1) };
 	POSIX::_exit(0);
 }
 
