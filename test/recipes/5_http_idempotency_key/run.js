@@ -1,0 +1,338 @@
+#!/usr/bin/env node
+//
+// The recipe at work: a client that sends each payment until it has an answer, through
+// time-outs and lost answers, while the server is killed in the middle.
+//
+// The database server is that of PGHOST, PGPORT, PGUSER; the database is a new one, and
+// dropped at the end. HTTP goes over sockets in a temporary folder.
+'use strict';
+
+const assert = require('assert');
+const { spawn, execFileSync } = require('child_process');
+const crypto = require('crypto');
+const fs = require('fs');
+const http = require('http');
+const net = require('net');
+const os = require('os');
+const path = require('path');
+const zlib = require('zlib');
+const { Client } = require('pg');
+
+const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'recipe.'));
+const direct = path.join(folder, 'direct');
+const lossy = path.join(folder, 'lossy');
+const name = `recipe_${path.basename(__dirname)}`;
+const payments = 150;
+
+let database;			// a session of ours
+let server;			// the HTTP server's process
+let deliveries = 0;
+let answersLost = 0;
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// ----- results, as TAP -----
+
+let tests = 0, failures = 0;
+
+function check(what, test) {
+	tests++;
+	try {
+		test();
+		console.log(`ok ${tests} - ${what}`);
+	} catch (error) {
+		failures++;
+		console.log(`not ok ${tests} - ${what}`);
+		console.log(`#   Failed test '${what}'\n${error.message}`.replace(/\n/g, '\n#   '));
+	}
+}
+
+const is = (got, expected, what) => check(what, () => assert.deepStrictEqual(got, expected));
+
+// ----- the client -----
+
+// A UUIDv7, as of so many seconds ago
+function newKey(age = 0) {
+	const hex = (Date.now() - age * 1000).toString(16).padStart(12, '0') + '7' + crypto.randomBytes(10).toString('hex');
+	return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-8${hex.slice(17, 20)}-${hex.slice(20, 32)}`;
+}
+
+// One attempt: { status, headers, body }, or an error. timeout: a promise; the client gives
+// up when it is kept
+function attempt({ user = 'ann', key, quoted = `"${key}"`, body, socket = direct, timeout, prefer }) {
+	deliveries++;
+	return new Promise((resolve, reject) => {
+		const request = http.request({
+			socketPath: socket, method: 'POST', path: '/payments', agent: false,
+			headers: {
+				'Authorization': `Bearer ${user}`,
+				...(key || quoted !== '"undefined"' ? { 'Idempotency-Key': quoted } : {}),
+				...(prefer ? { 'Prefer': prefer } : {}),
+			},
+		}, (response) => {
+			const chunks = [];
+			response.on('data', (chunk) => chunks.push(chunk));
+			response.on('error', reject);
+			response.on('end', () => resolve({ status: response.statusCode, headers: response.headers, body: Buffer.concat(chunks) }));
+		});
+		request.on('error', reject);
+		if (timeout) timeout.then(() => request.destroy(Object.assign(new Error('time-out'), { code: 'ETIMEDOUT' })));
+		request.end(JSON.stringify(body));
+	});
+}
+
+// Why requests were sent again
+const again = {};
+
+// The same request, until there is an answer. first() is for the first attempt only. Here
+// a second of Retry-After is 20 ms.
+async function send({ first = () => ({}), ...request }) {
+	for (let options = { ...request, ...first() }; ; options = request) {
+		try {
+			const response = await attempt(options);
+			if (!response.headers['retry-after']) return response;
+			again[response.status] = (again[response.status] || 0) + 1;
+			await pause(20 * response.headers['retry-after']);
+		} catch (error) {
+			// The server is being started: nobody listens.
+			if (!['ECONNRESET', 'ETIMEDOUT', 'EPIPE', 'ECONNREFUSED', 'ENOENT'].includes(error.code)) throw error;
+			again[error.code] = (again[error.code] || 0) + 1;
+			await pause(10);
+		}
+	}
+}
+
+// ----- the server, and a network that loses answers -----
+
+function startServer() {
+	server = spawn('setpriv', ['--pdeathsig', 'KILL', process.execPath, path.join(__dirname, 'server.js'), direct],
+		{ stdio: ['ignore', 'pipe', 'inherit'], env: { ...process.env, PGDATABASE: name } });
+	return new Promise((resolve) => {
+		server.stdout.once('data', resolve);
+		server.once('exit', () => {
+			console.log('# the server has ended by itself');
+			cleanUp(1);
+		});
+	});
+}
+
+async function killServer() {
+	const gone = new Promise((resolve) => server.removeAllListeners('exit').once('exit', resolve));
+	server.kill('SIGKILL');
+	await gone;
+}
+
+// Passes requests on. When the server answers, it is cut off.
+function startLossyNetwork() {
+	const network = net.createServer((client) => {
+		const onward = net.connect(direct);
+		client.on('error', () => onward.destroy()).on('close', () => onward.destroy());
+		onward.on('error', () => client.destroy()).on('close', () => client.destroy());
+		onward.once('data', () => {
+			answersLost++;
+			client.destroy();
+		});
+		client.pipe(onward);
+	});
+	return new Promise((resolve) => network.listen(lossy, () => resolve(network)));
+}
+
+// ----- what can happen -----
+
+const count = async (query, ...values) => Number((await database.query(query, values)).rows[0].count);
+const paid = (reference) => count('SELECT count(*) FROM payments WHERE reference = $1', reference);
+
+async function waitFor(query, ...values) {
+	for (const deadline = Date.now() + 180_000; Date.now() < deadline; await pause(10)) {
+		if ((await database.query(query, values)).rows[0].ok) return;
+	}
+	throw new Error(`still not: ${query}`);
+}
+
+const sessions = `FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`;
+
+// Payments of three clients each. One of them loses its first answer, one gives up on it.
+// The server is killed twice.
+async function traffic() {
+	let answered = 0;
+	const kills = [payments, 2 * payments];
+	const requests = Array.from({ length: payments }, (_, n) => ({
+		key: newKey(), body: { payee: `payee ${n % 5}`, amount: 1 + n % 7, reference: `payment ${n}` },
+	}));
+	const first = [() => ({}), () => ({ socket: lossy }), () => ({ timeout: pause(2) })];
+	const queue = [0, 1, 2].flatMap((client) => requests.map((request, n) => ({
+		...request, first: first[(n + client) % 3], prefer: n % 2 ? 'wait=10' : undefined, n,
+	})));
+	const answers = requests.map(() => []);
+
+	async function worker() {
+		while (queue.length) {
+			const { n, ...request } = queue.shift();
+			answers[n].push(await send(request));
+			answered++;
+			if (answered >= kills[0]) {
+				kills.shift();
+				await killServer();
+				await startServer();
+			}
+		}
+	}
+	// Some next to each other, so that the same payment is in several hands
+	queue.sort((a, b) => Math.floor(a.n / 10) - Math.floor(b.n / 10));
+	await Promise.all(Array.from({ length: 12 }, worker));
+
+	is(kills.length, 0, 'the server was killed twice');
+	// But for those that found no server
+	check('answers were lost', () => assert(answersLost >= payments / 2));
+	check('all clients of a payment have the same answer, to the byte', () => {
+		for (const [n, same] of answers.entries()) {
+			assert.strictEqual(same.length, 3);
+			for (const { status, headers, body } of same) {
+				assert.strictEqual(status, 201, body);
+				assert.strictEqual(headers.location, same[0].headers.location);
+				assert.strictEqual(headers['content-encoding'], 'gzip');
+				assert(body.includes(0) && body.equals(same[0].body));
+				assert.strictEqual(JSON.parse(zlib.gunzipSync(body)).amount, requests[n].body.amount);
+			}
+			assert(same.filter(({ headers }) => !headers['idempotent-replayed']).length <= 1);
+		}
+	});
+	return requests;
+}
+
+// The payer's account is locked, so that a payment takes as long as we like.
+async function withLockedAccount(work) {
+	const locker = new Client({ database: name });
+	await locker.connect();
+	await locker.query(`BEGIN; SELECT FROM accounts WHERE name = 'slow' FOR UPDATE`);
+	await work(() => locker.query('ROLLBACK'));
+	await locker.end();
+}
+
+async function slowPayment() {
+	await withLockedAccount(async (unlock) => {
+		const request = { user: 'slow', key: newKey(), body: { payee: 'payee 0', amount: 1, reference: 'slow' } };
+		const begun = waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+		const client = send({ ...request, first: () => ({ timeout: begun }) });
+		await begun;
+		let { status, headers } = await attempt(request);
+		is([status, headers['retry-after']], [409, '1'], '409 with Retry-After for the same payment, at once');
+		({ status, headers } = await attempt({ ...request, prefer: 'wait=1' }));
+		is([status, headers['retry-after']], [503, '1'], '503 with Retry-After, when it has waited as long as it wanted');
+		const waiting = attempt({ ...request, prefer: 'wait=99' });
+		await waitFor(`SELECT count(*) = 2 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+		await unlock();
+		({ status, headers } = await waiting);
+		is([status, headers['idempotent-replayed']], [201, 'true'], 'one that waits longer gets the answer');
+		({ status, headers } = await client);
+		is([status, headers['idempotent-replayed']], [201, 'true'], 'and so does one that gave up, and has tried again since');
+		check('by a time-out', () => assert(again.ETIMEDOUT >= 1));
+		is(await paid('slow'), 1, 'of the one payment');
+	});
+}
+
+async function serverDiesWithPayment() {
+	await withLockedAccount(async (unlock) => {
+		const request = { user: 'slow', key: newKey(), body: { payee: 'payee 0', amount: 1, reference: 'dies' } };
+		const first = attempt(request).catch(({ code }) => code);
+		await waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+		await killServer();
+		is(await first, 'ECONNRESET', 'the server is killed within a payment');
+		await waitFor(`SELECT count(*) = 0 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+		await startServer();
+		const again = send(request);
+		await waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+		await unlock();
+		const { status, headers } = await again;
+		is([status, headers['idempotent-replayed']], [201, undefined], 'which left nothing: the next attempt pays');
+		is(await paid('dies'), 1, 'once');
+	});
+}
+
+async function statuses() {
+	const body = { payee: 'payee 0', amount: 1, reference: 'statuses' };
+	const v4 = crypto.randomUUID();
+	const key = newKey();
+
+	is((await attempt({ body })).status, 400, '400 without a key');
+	is((await attempt({ quoted: key, body })).status, 400, '400 for a key that is not in quotes');
+	is((await attempt({ key: v4, body })).status, 400, '400 for a key that is not a UUIDv7');
+	is((await attempt({ key: newKey(25 * 3600), body })).status, 412, '412 for a key that is older than can be remembered');
+	is((await attempt({ key, body: { ...body, payee: 'nobody' } })).status, 400, '400 for a payee that does not exist');
+	is((await attempt({ key, body })).status, 201, '201: that has not used up the key');
+	is((await attempt({ key, body: { ...body, amount: 2 } })).status, 422, '422 for another payment with the same key');
+	is((await attempt({ user: 'poor', key, body })).status, 402, '402: the key of another user is another key');
+	await database.query(`UPDATE accounts SET balance = 100 WHERE name = 'poor'`);
+	const { status, headers } = await attempt({ user: 'poor', key, body });
+	is([status, headers['idempotent-replayed']], [402, 'true'], '402: a payment that was refused stays refused');
+	is((await attempt({ user: 'poor', key: newKey(), body })).status, 201, '201: a new key is a new payment');
+	is(await paid('statuses'), 2, 'these were two payments');
+
+	const marker = newKey();
+	await database.query(`SELECT idem_claim('ann', $1, 'POST /payments')`, [marker]);
+	const replay = await attempt({ key: marker, body });
+	is([replay.status, replay.headers['idempotent-replayed']], [200, 'true'], '200 for a payment without a stored response');
+	await database.query('UPDATE idem_scopes SET result_max_bytes = 100');
+	is((await attempt({ key: newKey(), body })).status, 500, '500 for a response that cannot be stored');
+	is(await paid('statuses'), 2, 'which is undone');
+	await database.query(`UPDATE idem_scopes SET result_max_bytes = NULL, lapsed = 'unknown'`);
+	const lapsed = newKey();
+	await database.query(`SELECT FROM idem_try_claim('ann', $1, 'POST /payments', lease => '1 us')`, [lapsed]);
+	const unknown = await attempt({ key: lapsed, body });
+	is([unknown.status, unknown.headers['retry-after']], [409, undefined], '409 without Retry-After for one of which nobody knows the end');
+}
+
+async function books() {
+	const executions = await count('SELECT count(*) FROM payments');
+	const distinct = await count('SELECT count(DISTINCT (payer, reference)) FROM payments');
+	console.log(`# answers lost: ${answersLost}; sent again: ${Object.entries(again).map(([what, times]) => `${what} ${times}`).join(', ')}`);
+	console.log(`# requests ${distinct}, deliveries ${deliveries}, executions ${executions}, double executions ${executions - distinct}`);
+	is(executions, distinct, 'no payment was made twice');
+	is(await count(`SELECT count(*) FROM payments WHERE reference ~ '^payment '`), payments, 'each acknowledged payment was made');
+	is(await count('SELECT sum(balance) - $1 AS count FROM accounts', 10100), 0, 'no money was made or lost');
+	is(await count(`SELECT 5000 - balance - (SELECT sum(amount) FROM payments WHERE payer = 'ann') AS count FROM accounts WHERE name = 'ann'`),
+		0, 'the payer has paid for each payment once');
+}
+
+// ----- all of it -----
+
+function psql(databaseName, sql) {
+	execFileSync('psql', ['-X', '-q', '-v', 'ON_ERROR_STOP=1', '-d', databaseName], { input: sql, stdio: ['pipe', 'ignore', 'inherit'] });
+}
+
+async function main() {
+	psql('postgres', `CREATE DATABASE ${name}`);
+	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(__dirname, 'recipe.sql')));
+	psql(name, `INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
+		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n`);
+	database = new Client({ database: name });
+	await database.connect();
+	await startServer();
+	const network = await startLossyNetwork();
+
+	await statuses();
+	await slowPayment();
+	await serverDiesWithPayment();
+	await traffic();
+	await books();
+	network.close();
+	console.log(`1..${tests}`);
+}
+
+async function cleanUp(code) {
+	if (server) server.removeAllListeners('exit').kill('SIGKILL');
+	if (database) await database.end().catch(() => {});
+	try {
+		psql('postgres', `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
+	} catch {
+		// the server is gone, too
+	}
+	fs.rmSync(folder, { recursive: true, force: true });
+	process.exit(code);
+}
+
+for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => cleanUp(1));
+main().then(() => cleanUp(failures ? 1 : 0), (error) => {
+	console.log(`# ${(error && error.stack) || error}`.replace(/\n/g, '\n# '));
+	cleanUp(1);
+});

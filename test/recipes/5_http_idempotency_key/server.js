@@ -1,0 +1,147 @@
+// HTTP requests with an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header), each
+// executed once, in the transaction that claims its key and stores its response.
+//
+//	node server.js SOCKET		the database is that of PGHOST, PGDATABASE, ...
+//
+// Needs pg: npm install pg, or Debian's package node-pg.
+'use strict';
+
+const crypto = require('crypto');
+const fs = require('fs');
+const http = require('http');
+const zlib = require('zlib');
+const { Pool } = require('pg');
+
+// When this process dies, a session of it that waits for a lock is to end, and its key to
+// be free, within a second.
+const pool = new Pool({ options: '-c client_connection_check_interval=1s' });
+pool.on('error', (error) => console.error(error.message));
+
+// ----- one of your handlers: works in the transaction, returns a response -----
+
+const routes = {
+	'POST /payments': async (database, user, { payee, amount, reference }) => {
+		const { rows: [{ id }] } = await database.query('SELECT pay($1, $2, $3, $4) AS id', [user, payee, amount, reference]);
+		if (id === null) {
+			return { status: 402, headers: { 'Content-Type': 'text/plain' }, body: Buffer.from('insufficient funds\n') };
+		}
+		return {
+			status: 201,
+			headers: { 'Location': `/payments/${id}`, 'Content-Type': 'application/json', 'Content-Encoding': 'gzip' },
+			body: zlib.gzipSync(JSON.stringify({ id, payer: user, payee, amount })),
+		};
+	},
+};
+
+// Yours; here the token is the user's name.
+function authenticate(request) {
+	return (/^Bearer (\w+)$/.exec(request.headers.authorization) || [])[1];
+}
+
+// ----- the guard -----
+
+// The status of what is not a response of the handler, and whether to send the same
+// request again, later.
+const statuses = {
+	in_progress: [409, true],
+	timed_out: [503, true],
+	unknown: [409, false],
+	mismatch: [422, false],
+	stale: [412, false],
+};
+
+function problem(status, title, again) {
+	return {
+		status,
+		headers: { 'Content-Type': 'application/problem+json', ...(again ? { 'Retry-After': '1' } : {}) },
+		body: Buffer.from(JSON.stringify({ status, title })),
+	};
+}
+
+// The body can be any bytes, and jsonb takes no NUL.
+function pack({ status, headers, body }) {
+	return JSON.stringify({ status, headers, body: body.toString('base64') });
+}
+
+function unpack({ status, headers, body }) {
+	return { status, headers: { ...headers, 'Idempotent-Replayed': 'true' }, body: Buffer.from(body, 'base64') };
+}
+
+// A string of structured fields (RFC 8941): "..."
+function keyOf(request) {
+	const string = /^"((?:[ !#-[\]-~]|\\["\\])+)"$/.exec(request.headers['idempotency-key'] || '');
+	return string && string[1].replace(/\\(.)/g, '$1');
+}
+
+// "Prefer: wait=10": until another request with this key has ended; otherwise not at all
+function waitOf(request) {
+	return `${(/^wait=(\d{1,2})$/.exec(request.headers.prefer) || [0, 0])[1]} s`;
+}
+
+async function executeOnce(database, { user, key, scope, fingerprint, wait }, handler) {
+	await database.query('BEGIN');
+	const { rows: [{ outcome, result }] } = await database.query(
+		'SELECT outcome, result FROM idem_try_claim($1, $2, $3, $4, $5)', [user, key, scope, fingerprint, wait]);
+	if (outcome !== 'claimed') {
+		await database.query('ROLLBACK');
+		if (outcome === 'completed' || outcome === 'failed') {
+			return unpack(result || { status: 200, headers: {}, body: '' });
+		}
+		const [status, again] = statuses[outcome];
+		return problem(status, outcome, again);
+	}
+	const response = await handler(database);
+	// An answer of the handler that refuses the request is final, too.
+	await database.query(response.status < 400 ? 'SELECT idem_complete($1)' : 'SELECT idem_fail($1)', [pack(response)]);
+	await database.query('COMMIT');
+	return response;
+}
+
+async function answer(request, body) {
+	const scope = `${request.method} ${request.url}`;
+	const user = authenticate(request);
+	const key = keyOf(request);
+	if (!routes[scope]) return problem(404, 'not found');
+	if (!user) return problem(401, 'who are you?');
+	if (!key) return problem(400, 'Idempotency-Key is missing or malformed');
+
+	let parameters, database, broken;
+	try {
+		parameters = JSON.parse(body);
+	} catch (error) {
+		return problem(400, error.message);
+	}
+	try {
+		database = await pool.connect();
+		const fingerprint = crypto.createHash('sha256').update(body).digest();
+		return await executeOnce(database, { user, key, scope, fingerprint, wait: waitOf(request) },
+			(transaction) => routes[scope](transaction, user, parameters));
+	} catch (error) {
+		// The session's end rolls everything back: the key is free, unless COMMIT was on
+		// its way. Either way the same request can be sent again.
+		broken = error;
+		// A malformed key, or data that the tables do not take
+		if (/^(ID400|2[23]...)$/.test(error.code)) return problem(400, error.message);
+		// A response that is too large to be stored: not even a retry will do.
+		if (error.code === 'ID413') return problem(500, error.message);
+		console.error(error.message);
+		return problem(503, 'try again', true);
+	} finally {
+		if (database) database.release(broken);
+	}
+}
+
+const server = http.createServer(async (request, response) => {
+	const chunks = [];
+	try {
+		for await (const chunk of request) chunks.push(chunk);
+	} catch {
+		return;		// the client is gone
+	}
+	const { status, headers, body } = await answer(request, Buffer.concat(chunks));
+	response.writeHead(status, headers).end(body);
+});
+
+const socket = process.argv[2];
+fs.rmSync(socket, { force: true });
+server.listen(socket, () => console.log('listening'));
