@@ -133,6 +133,7 @@ sub one_run
 {
 	my ($key, @ids) = @_;
 
+	is(scalar(@ids), 1, "$key: one answer for all");
 	is_deeply($db->selectcol_arrayref('SELECT id FROM runs WHERE key = ?', undef, $key), \@ids, "$key: one run");
 	is($redis->get("run:$key"), $ids[0], "$key: which Redis knows too");
 	is($redis->hlen("buffer:$ids[0]"), $burst, "$key: with what all triggers have brought");
