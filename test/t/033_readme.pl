@@ -1,4 +1,5 @@
-# The README's SQL runs as printed, in its order, and does what its comments say.
+# The README's SQL runs as printed, in its order, and does what its comments say; and
+# what it links to is there.
 
 use strict;
 use warnings;
@@ -10,6 +11,13 @@ use Test::More;
 my $readme = slurp_file('README.md');
 my @blocks = $readme =~ /^```sql\n(.*?)^```$/msg;
 cmp_ok(scalar(@blocks), '>=', 10, 'the README has examples');
+
+for my $readme_file ('README.md', 'test/recipes/README.md')
+{
+	my ($folder) = $readme_file =~ m{^(.*/)?};
+	my @links = slurp_file($readme_file) =~ /\]\(([^):#]+)\)/g;
+	is_deeply([ grep { !-e(($folder // '') . $_) } @links ], [], "the links of $readme_file");
+}
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;

@@ -47,7 +47,9 @@ sub handle
 	return ('cached', $response) if $response;
 	for (;;)
 	{
-		my ($version) = $db->selectrow_array('SELECT version FROM items WHERE id = ?', undef, $item);
+		my ($version) =
+		  $db->selectrow_array('SELECT version FROM items WHERE id = ? AND player = ?', undef, $item, $player);
+		return ('no such item') if !defined $version;
 		my $status;
 		eval {
 			($response, $status) = $db->selectrow_array(
@@ -233,7 +235,7 @@ sub without_claim
 {
 	my $sql = recipe_sql();
 
-	is($sql =~ s/^    IF NOT idem_claim.*?^    END IF;\n//msg, 2, 'the claims are taken out');
+	is($sql =~ s/^\tIF NOT idem_claim.*?^\tEND IF;\n//msg, 2, 'the claims are taken out');
 	make_database('_unguarded', $sql);
 	$db = connect_database();
 	my ($executions, $double) = traffic();

@@ -12,20 +12,20 @@ CREATE TABLE conversations (id uuid PRIMARY KEY, group_id uuid NOT NULL REFERENC
 
 -- Leader or follower?  Commit it at once.  The leader has a token, and everyone the ids.
 CREATE FUNCTION begin_group(creator text, request text, wait interval, lease interval,
-    OUT outcome idem_outcome, OUT token bigint, OUT ids jsonb, OUT error jsonb) LANGUAGE plpgsql AS $$
+	OUT outcome idem_outcome, OUT token bigint, OUT ids jsonb, OUT error jsonb) LANGUAGE plpgsql AS $$
 DECLARE
-    claim record;
+	claim record;
 BEGIN
-    SELECT * INTO claim FROM idem_try_claim(creator, request, 'create_group', wait => wait, lease => lease);
-    outcome := claim.outcome;
-    token := claim.token;
-    error := CASE outcome WHEN 'failed' THEN claim.result END;
-    ids := CASE outcome WHEN 'completed' THEN claim.result ELSE claim.progress END;
-    -- A successor goes on with the ids of the leader before it.
-    IF outcome = 'claimed' AND ids IS NULL THEN
-        ids := jsonb_build_object('group', gen_random_uuid(), 'conversation', gen_random_uuid());
-        PERFORM idem_extend(creator, request, token, lease, ids, 'create_group');
-    END IF;
+	SELECT * INTO claim FROM idem_try_claim(creator, request, 'create_group', wait => wait, lease => lease);
+	outcome := claim.outcome;
+	token := claim.token;
+	error := CASE outcome WHEN 'failed' THEN claim.result END;
+	ids := CASE outcome WHEN 'completed' THEN claim.result ELSE claim.progress END;
+	-- A successor goes on with the ids of the leader before it.
+	IF outcome = 'claimed' AND ids IS NULL THEN
+		ids := jsonb_build_object('group', gen_random_uuid(), 'conversation', gen_random_uuid());
+		PERFORM idem_extend(creator, request, token, lease, ids, 'create_group');
+	END IF;
 END $$;
 
 -- The leader's steps, each a transaction.  Each begins with the fence, so that a leader
@@ -33,46 +33,46 @@ END $$;
 CREATE FUNCTION add_group(creator text, request text, token bigint, ids jsonb, title text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM idem_fence(creator, request, token, 'create_group');
-    INSERT INTO groups VALUES ((ids->>'group')::uuid, title) ON CONFLICT DO NOTHING;
+	PERFORM idem_fence(creator, request, token, 'create_group');
+	INSERT INTO groups VALUES ((ids->>'group')::uuid, title) ON CONFLICT DO NOTHING;
 END $$;
 
 CREATE FUNCTION add_members(creator text, request text, token bigint, ids jsonb, members text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM idem_fence(creator, request, token, 'create_group');
-    INSERT INTO members SELECT (ids->>'group')::uuid, unnest(members) ON CONFLICT DO NOTHING;
+	PERFORM idem_fence(creator, request, token, 'create_group');
+	INSERT INTO members SELECT (ids->>'group')::uuid, unnest(members) ON CONFLICT DO NOTHING;
 END $$;
 
 CREATE FUNCTION add_conversation(creator text, request text, token bigint, ids jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM idem_fence(creator, request, token, 'create_group');
-    INSERT INTO conversations VALUES ((ids->>'conversation')::uuid, (ids->>'group')::uuid) ON CONFLICT DO NOTHING;
+	PERFORM idem_fence(creator, request, token, 'create_group');
+	INSERT INTO conversations VALUES ((ids->>'conversation')::uuid, (ids->>'group')::uuid) ON CONFLICT DO NOTHING;
 END $$;
 
 CREATE FUNCTION complete_group(creator text, request text, token bigint, ids jsonb) RETURNS boolean
 LANGUAGE sql AS $$
-    SELECT idem_complete(creator, request, ids, token, 'create_group')
+	SELECT idem_complete(creator, request, ids, token, 'create_group')
 $$;
 
 -- Or the attempt ends for good, and leaves nothing: every retry is told the error.
 CREATE FUNCTION fail_group(creator text, request text, token bigint, ids jsonb, error jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM idem_fence(creator, request, token, 'create_group');
-    DELETE FROM groups WHERE id = (ids->>'group')::uuid;
-    PERFORM idem_fail(creator, request, error, token, 'create_group');
+	PERFORM idem_fence(creator, request, token, 'create_group');
+	DELETE FROM groups WHERE id = (ids->>'group')::uuid;
+	PERFORM idem_fail(creator, request, error, token, 'create_group');
 END $$;
 
 -- A follower that finds everything done need not wait for a leader that may be dead.
 CREATE FUNCTION heal_group(creator text, request text, ids jsonb, members text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM conversations WHERE id = (ids->>'conversation')::uuid) AND
-       members <@ (SELECT array_agg(member) FROM members WHERE group_id = (ids->>'group')::uuid) THEN
-        PERFORM idem_heal(creator, request, ids, 'create_group');
-        RETURN true;
-    END IF;
-    RETURN false;
+	IF EXISTS (SELECT FROM conversations WHERE id = (ids->>'conversation')::uuid) AND
+	   members <@ (SELECT array_agg(member) FROM members WHERE group_id = (ids->>'group')::uuid) THEN
+		PERFORM idem_heal(creator, request, ids, 'create_group');
+		RETURN true;
+	END IF;
+	RETURN false;
 END $$;

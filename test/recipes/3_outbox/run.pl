@@ -290,7 +290,7 @@ sub without_claim
 {
 	my $sql = recipe_sql();
 
-	is($sql =~ s/^    IF NOT idem_claim.*?^    END IF;\n//msg, 2, "the consumers' claims are taken out");
+	is($sql =~ s/^\tIF NOT idem_claim.*?^\tEND IF;\n//msg, 2, "the consumers' claims are taken out");
 	make_database('_unguarded', $sql);
 	$db = connect_database();
 	# Each message was published twice at least, and each time consumed.

@@ -5,8 +5,8 @@
 INSERT INTO idem_scopes (scope, ttl) VALUES ('run', '1 day');
 
 CREATE TABLE runs (
-    id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
-    tenant text NOT NULL, key text NOT NULL, started_at timestamptz NOT NULL DEFAULT now()
+	id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+	tenant text NOT NULL, key text NOT NULL, started_at timestamptz NOT NULL DEFAULT now()
 );
 
 -- Whoever comes while another trigger makes the run sleeps until that has committed. If it
@@ -16,11 +16,11 @@ CREATE TABLE runs (
 CREATE FUNCTION run_of(tenant text, key text, wait interval DEFAULT '10 s') RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE
-    run uuid;
+	run uuid;
 BEGIN
-    IF idem_claim(tenant, key, 'run', wait => wait) THEN
-        INSERT INTO runs (tenant, key) VALUES (tenant, key) RETURNING id INTO run;
-        PERFORM idem_complete(to_jsonb(run));
-    END IF;
-    RETURN idem_result() #>> '{}';
+	IF idem_claim(tenant, key, 'run', wait => wait) THEN
+		INSERT INTO runs (tenant, key) VALUES (tenant, key) RETURNING id INTO run;
+		PERFORM idem_complete(to_jsonb(run));
+	END IF;
+	RETURN idem_result() #>> '{}';
 END $$;
