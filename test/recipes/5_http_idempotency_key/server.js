@@ -117,9 +117,10 @@ async function answer(request, body) {
 		return await executeOnce(database, { user, key, scope, fingerprint, wait: waitOf(request) },
 			(transaction) => routes[scope](transaction, user, parameters));
 	} catch (error) {
-		// The session's end rolls everything back: the key is free, unless COMMIT was on
-		// its way. Either way the same request can be sent again.
-		broken = error;
+		// Before the answer, so that the key is free when the client comes again. If the
+		// session is lost, the server rolls back, unless COMMIT has arrived: either way
+		// the same request can be sent again.
+		broken = database && await database.query('ROLLBACK').then(() => false, () => true);
 		// A malformed key, or data that the tables do not take
 		if (/^(ID400|2[23]...)$/.test(error.code)) return problem(400, error.message);
 		// A response that is too large to be stored: not even a retry will do.
