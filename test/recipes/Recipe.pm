@@ -67,9 +67,10 @@ sub make_database
 	return;
 }
 
+# However slow this machine is, no wait ends that a recipe has not limited itself.
 sub connect_database
 {
-	return DBI->connect("dbi:Pg:dbname=$database", $ENV{PGUSER}, undef,
+	return DBI->connect("dbi:Pg:dbname=$database;options=-cidem.wait=600s", $ENV{PGUSER}, undef,
 		{ RaiseError => 1, PrintError => 0, AutoCommit => 1, AutoInactiveDestroy => 1 });
 }
 
