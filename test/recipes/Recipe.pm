@@ -19,9 +19,9 @@ use Test::More;
 
 our @EXPORT =
   qw(recipe_sql make_database connect_database start_redis kill_redis connect_redis
-  spawn wait_for seed report $folder);
+  spawn wait_for seed report);
 
-our $folder = File::Temp->newdir('recipe.XXXX', TMPDIR => 1);
+my $folder = File::Temp->newdir('recipe.XXXX', TMPDIR => 1);
 my $name = $FindBin::RealBin =~ s{.*/}{}r;
 my $owner = $$;
 my @databases;
@@ -108,7 +108,6 @@ sub spawn
 	my $pid = fork // die "fork: $!";
 	return $pid if $pid;
 	$SIG{INT} = $SIG{TERM} = 'DEFAULT';
-	srand;
 	eval { $code->(); 1 } or do { print STDERR $@ =~ s/^/# /mgr; POSIX::_exit(1) };
 	POSIX::_exit(0);
 }
