@@ -1108,15 +1108,16 @@ BEGIN
 			IF outcome = 'claimed' AND (NOT is_new OR claim.expires_at < clock_timestamp() + policy.ttl
 				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
 				claim.lease_until := clock_timestamp() + lease;
-				-- A successor's request is the same request: it keeps the fingerprint, the
-				-- progress and what was promised, if the answer tells of a predecessor.
+				-- A successor's request is the same request: it keeps the fingerprint, what was
+				-- promised, and the progress, of which it has not been told yet when it passes
+				-- its own; if the answer tells of a predecessor.
 				claim.expires_at := greatest(answer.expires_at,
 					idem__remembered_until(policy.ttl, key_time, claim.lease_until));
 				UPDATE idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
 					token = claim.token, state = claim.state, result = NULL,
 					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
 						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
-					progress = coalesce(claim.progress, answer.progress)
+					progress = coalesce(answer.progress, claim.progress)
 				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 			END IF;
 			PERFORM set_config('lock_timeout', caller_timeout, true);

@@ -92,7 +92,8 @@ is_stale(const IdemClaimCall *call)
 
 /*
  * What a claim stores.  A successor's request is the same request: it keeps the
- * fingerprint, the progress and what was promised.
+ * fingerprint, what was promised, and the progress, of which it has not been told
+ * yet when it passes its own.
  */
 static IdemRow
 claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
@@ -118,7 +119,7 @@ claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
 		row.expires_at = Max(row.expires_at, predecessor->expires_at);
 		if (row.fingerprint == NULL)
 			row.fingerprint = predecessor->fingerprint;
-		if (row.progress == NULL)
+		if (predecessor->progress != NULL)
 			row.progress = predecessor->progress;
 	}
 	return row;

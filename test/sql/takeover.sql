@@ -94,7 +94,7 @@ SELECT * FROM refused('d', :d);
 SELECT lapse('d');
 SELECT * FROM refused('d', :d);
 SELECT idem_extend('takeover', 'd', :d2, '1 hour', '"made 2"') > clock_timestamp() AS live;
--- A successor's own progress replaces what it was told.
+-- A successor's own progress does not replace what it is told with the answer.
 SELECT lapse('d');
 SELECT outcome, progress, token > :d2 AS grows FROM idem_try_claim('takeover', 'd', lease => '1 hour', progress => '"made 3"');
 SELECT * FROM rows WHERE request_id = 'd';
