@@ -954,7 +954,8 @@ $$;
  * it, and it is held until the transaction ends: so tokens grow from holder to holder,
  * also where the row was deleted in between.  No transaction is waited for in the
  * meantime, or its own second claim could wait for us: a lease whose look under the lock
- * meets somebody looks once more, without it, only to wait, and then again with it.
+ * meets somebody looks once more, without it, only to wait, and then again with it.  It
+ * begins without it where there is a row: followers must not meet each other.
  *
  * The lock on idem_scopes, which a claim takes before it makes sure of its policy and
  * holds until its transaction ends, orders it with changes of a promise
@@ -977,7 +978,7 @@ DECLARE
 	patience timestamptz := deadline;
 	pause interval := '1 millisecond';
 	slices int4 := 0;			-- of waiting for locks, so far
-	only_waiting boolean := false;	-- for a lease, without the lock of its key
+	only_waiting boolean;		-- for a lease, without the lock of its key
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
 	deleting boolean := false;	-- somebody removes the row
@@ -994,6 +995,8 @@ DECLARE
 	answer idem__answer;
 BEGIN
 	PERFORM idem__require_writable(command);
+	only_waiting := lease IS NOT NULL AND EXISTS (SELECT FROM idem_claims AS c
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope);
 	LOOP
 		outcome := NULL;
 		answer := NULL;

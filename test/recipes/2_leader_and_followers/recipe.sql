@@ -14,18 +14,17 @@ CREATE TABLE conversations (id uuid PRIMARY KEY, group_id uuid NOT NULL REFERENC
 CREATE FUNCTION begin_group(creator text, request text, wait interval, lease interval,
 	OUT outcome idem_outcome, OUT token bigint, OUT ids jsonb, OUT error jsonb) LANGUAGE plpgsql AS $$
 DECLARE
+	fresh_ids constant jsonb := jsonb_build_object('group', gen_random_uuid(), 'conversation', gen_random_uuid());
 	claim record;
 BEGIN
-	SELECT * INTO claim FROM idem_try_claim(creator, request, 'create_group', wait => wait, lease => lease);
+	SELECT * INTO claim
+	FROM idem_try_claim(creator, request, 'create_group', wait => wait, lease => lease, progress => fresh_ids);
 	outcome := claim.outcome;
 	token := claim.token;
 	error := CASE outcome WHEN 'failed' THEN claim.result END;
-	ids := CASE outcome WHEN 'completed' THEN claim.result ELSE claim.progress END;
 	-- A successor goes on with the ids of the leader before it.
-	IF outcome = 'claimed' AND ids IS NULL THEN
-		ids := jsonb_build_object('group', gen_random_uuid(), 'conversation', gen_random_uuid());
-		PERFORM idem_extend(creator, request, token, lease, ids, 'create_group');
-	END IF;
+	ids := CASE outcome WHEN 'completed' THEN claim.result
+		WHEN 'claimed' THEN coalesce(claim.progress, fresh_ids) ELSE claim.progress END;
 END $$;
 
 -- The leader's steps, each a transaction.  Each begins with the fence, so that a leader
