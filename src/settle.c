@@ -134,8 +134,7 @@ idem_find_row_of_holder(const IdemHolder *holder,
 	if (holder->token == 0)
 	{
 		/* Whoever else is at it: it is not this transaction. */
-		if (idem_store_probe(&holder->key, found) != IDEM_PROBE_PRESENT ||
-			!found->ours)
+		if (!idem_store_find_ours(&holder->key, found))
 			idem_raise_lost(&holder->key,
 							"request is not held by this transaction",
 							"Settle a request in the transaction that claimed it, or pass the token of its lease.");

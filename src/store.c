@@ -611,18 +611,20 @@ classify(Store *store, IdemFound *found, bool *visible)
 
 /*
  * One look.  speculative: the token of an inserter that has not made sure of its
- * key yet, and may be about to lose it; 0: none.
+ * key yet, and may be about to lose it; 0: none.  visible: false if the row is newer
+ * than the transaction's snapshot.
  */
 static IdemProbe
-probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative)
+probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
+		   bool *visible)
 {
 	Store	   *store = use_store();
 	ScanKeyData keys[KEY_COLUMNS];
 	IdemProbe	probe = IDEM_PROBE_ABSENT;
 	MemoryContext caller;
 	bool		any;
-	bool		visible = true;
 
+	*visible = true;
 	/* What the scan allocates lives as long as the scan. */
 	caller = MemoryContextSwitchTo(store->context);
 	init_key_scan(keys, key);
@@ -633,15 +635,12 @@ probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative)
 	*speculative = any ? store->dirty.speculativeToken : 0;
 	if (any)
 	{
-		probe = classify(store, found, &visible);
+		probe = classify(store, found, visible);
 		/* Gives back the scan's pins, as the next line does the slot's. */
 		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
 	}
 	ExecClearTuple(store->slot);
 	done_with_store(store);
-
-	if (!visible)
-		raise_not_serializable();
 	return probe;
 }
 
@@ -649,6 +648,7 @@ IdemProbe
 idem_store_probe(const IdemKey *key, IdemFound *found)
 {
 	uint32		speculative;
+	bool		visible;
 	IdemProbe	probe;
 
 	/*
@@ -656,13 +656,25 @@ idem_store_probe(const IdemKey *key, IdemFound *found)
 	 * Its transaction is the wrong thing to wait for: if it loses the key, it
 	 * goes on without it.
 	 */
-	while ((probe = probe_once(key, found, &speculative)) ==
+	while ((probe = probe_once(key, found, &speculative, &visible)) ==
 		   IDEM_PROBE_INSERTING && speculative != 0)
 	{
 		CHECK_FOR_INTERRUPTS();
 		SpeculativeInsertionWait(found->xid, speculative);
 	}
+	if (!visible)
+		raise_not_serializable();
 	return probe;
+}
+
+bool
+idem_store_find_ours(const IdemKey *key, IdemFound *found)
+{
+	uint32		speculative;
+	bool		visible;
+
+	return probe_once(key, found, &speculative, &visible) ==
+		IDEM_PROBE_PRESENT && found->ours;
 }
 
 bool

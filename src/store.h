@@ -82,6 +82,10 @@ extern IdemProbe idem_store_probe(const IdemKey *key,
 
 extern bool idem_store_is_absent(const IdemKey *key);
 
+/* Whether this transaction has written the key's row, which is then found: whatever
+ * else there is of the key, and without 40001. */
+extern bool idem_store_find_ours(const IdemKey *key, IdemFound *found);
+
 /*
  * The next three say false, and have written nothing, when another transaction
  * was there first: probe again.  What they wrote is visible to the next command
