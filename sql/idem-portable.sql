@@ -310,69 +310,78 @@ DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
 	isolation constant text := current_setting('transaction_isolation');
 	was constant idem_scopes := OLD;	-- which on Citus has another type
+	is_update constant boolean := TG_OP = 'UPDATE' AND OLD.scope = NEW.scope;
 	is_known boolean;
+	is_guarded boolean;
 	promised interval;
 BEGIN
-	-- What was removed longer ago says nothing that the default does not say.
-	IF TG_OP <> 'INSERT' THEN
-		DELETE FROM idem_removed_scopes AS removed
-		WHERE removed.removed_at < clock_timestamp() - default_ttl - interval '1 day';
+	IF TG_OP = 'TRUNCATE' AND (isolation = 'repeatable read' OR isolation = 'serializable') THEN
+		RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', isolation
+			USING ERRCODE = 'feature_not_supported',
+			DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
+			HINT = 'Use DELETE, or READ COMMITTED.';
 	END IF;
-
-	IF TG_OP = 'TRUNCATE' THEN
-		IF isolation = 'repeatable read' OR isolation = 'serializable' THEN
-			RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', isolation
-				USING ERRCODE = 'feature_not_supported',
-				DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
-				HINT = 'Use DELETE, or READ COMMITTED.';
-		END IF;
-		PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
-		RETURN NULL;
-	ELSIF TG_OP = 'DELETE' THEN
-		PERFORM idem__note_removed_scope(was, default_ttl);
-		RETURN OLD;
-	ELSIF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
-		NEW.guarded_since := OLD.guarded_since;
-		NEW.guarded_ttl := OLD.guarded_ttl;
-		IF coalesce(NEW.ttl, default_ttl) <= coalesce(OLD.ttl, default_ttl)
-			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
-			RETURN NEW;
-		END IF;
-		promised := idem__least_promise(was, default_ttl);
-	ELSE
-		IF TG_OP = 'UPDATE' THEN
-			PERFORM idem__note_removed_scope(was, default_ttl);
-		END IF;
-		INSERT INTO idem_removed_scopes AS removed VALUES (NEW.scope, 'infinity', default_ttl)
-		ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl
-		RETURNING removed.removed_at < 'infinity',
-			CASE WHEN removed.removed_at >= clock_timestamp() - default_ttl - interval '1 day'
-				THEN least(removed.ttl, default_ttl) ELSE default_ttl END
-		INTO is_known, promised;
-		DELETE FROM idem_removed_scopes AS removed WHERE removed.scope = NEW.scope;
-		-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none
-		IF TG_OP = 'INSERT' AND NOT is_known AND NEW.guarded_since IS NOT NULL THEN
-			NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
-			RETURN NEW;
-		END IF;
-		IF coalesce(NEW.ttl, default_ttl) <= promised AND NEW.key_time <> 'uuidv7' THEN
-			RETURN NEW;
-		END IF;
-	END IF;
-
 	IF caller_timeout = '0' THEN
 		PERFORM set_config('lock_timeout', '5s', true);
 	END IF;
-	BEGIN
-		LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
-	EXCEPTION WHEN lock_not_available THEN
-		RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
-			USING ERRCODE = 'lock_not_available',
-			HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
-	END;
+
+	IF TG_OP = 'INSERT' OR TG_OP = 'UPDATE' THEN
+		BEGIN
+			IF is_update THEN
+				NEW.guarded_since := OLD.guarded_since;
+				NEW.guarded_ttl := OLD.guarded_ttl;
+				promised := idem__least_promise(was, default_ttl);
+				is_guarded := coalesce(NEW.ttl, default_ttl) > coalesce(OLD.ttl, default_ttl)
+					OR (NEW.key_time = 'uuidv7' AND OLD.key_time <> 'uuidv7');
+			ELSE
+				INSERT INTO idem_removed_scopes AS removed VALUES (NEW.scope, 'infinity', default_ttl)
+				ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl
+				RETURNING removed.removed_at < 'infinity',
+					CASE WHEN removed.removed_at >= clock_timestamp() - default_ttl - interval '1 day'
+						THEN least(removed.ttl, default_ttl) ELSE default_ttl END
+				INTO is_known, promised;
+				DELETE FROM idem_removed_scopes AS removed WHERE removed.scope = NEW.scope;
+				is_guarded := coalesce(NEW.ttl, default_ttl) > promised OR NEW.key_time = 'uuidv7';
+				-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none
+				IF TG_OP = 'INSERT' AND NOT is_known AND NEW.guarded_since IS NOT NULL THEN
+					NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
+					is_guarded := false;
+				END IF;
+			END IF;
+			IF is_guarded THEN
+				LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
+				NEW.guarded_since := clock_timestamp() + interval '1 minute';
+				NEW.guarded_ttl := promised;
+			END IF;
+		EXCEPTION WHEN lock_not_available THEN
+			RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
+				USING ERRCODE = 'lock_not_available',
+				HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
+		END;
+	END IF;
+
+	IF TG_OP <> 'INSERT' AND NOT is_update THEN
+		BEGIN
+			-- What is older says nothing that the default does not say.
+			DELETE FROM idem_removed_scopes AS removed WHERE removed.scope IN (
+				SELECT past.scope FROM idem_removed_scopes AS past
+				WHERE past.removed_at < clock_timestamp() - default_ttl - interval '1 day' FOR UPDATE SKIP LOCKED);
+			IF TG_OP = 'TRUNCATE' THEN
+				PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
+			ELSE
+				PERFORM idem__note_removed_scope(was, default_ttl);
+			END IF;
+		EXCEPTION WHEN lock_not_available THEN
+			RAISE EXCEPTION 'a scope cannot be removed now: idem_removed_scopes is in use'
+				USING ERRCODE = 'lock_not_available',
+				HINT = 'Another transaction removes or makes it: try again. Set lock_timeout to wait longer than 5 seconds.';
+		END;
+	END IF;
+
 	PERFORM set_config('lock_timeout', caller_timeout, true);
-	NEW.guarded_since := clock_timestamp() + interval '1 minute';
-	NEW.guarded_ttl := promised;
+	IF TG_OP = 'DELETE' THEN
+		RETURN OLD;
+	END IF;
 	RETURN NEW;
 END
 $$;
