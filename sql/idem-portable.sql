@@ -1285,9 +1285,10 @@ DECLARE
 BEGIN
 	PERFORM idem__check_scope(scope);
 	refused := CASE
-		WHEN user_ids IS NULL OR request_ids IS NULL THEN 'user_ids and request_ids must not be null'
-		WHEN array_ndims(user_ids) > 1 OR array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1
-			THEN 'arrays must have one dimension'
+		WHEN user_ids IS NULL THEN 'user_ids and request_ids must not be null'
+		WHEN array_ndims(user_ids) > 1 THEN 'arrays must have one dimension'
+		WHEN request_ids IS NULL THEN 'user_ids and request_ids must not be null'
+		WHEN array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1 THEN 'arrays must have one dimension'
 		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
 			THEN 'arrays must have the same length' END;
 	IF refused IS NOT NULL THEN
