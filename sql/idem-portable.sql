@@ -755,6 +755,12 @@ BEGIN
 END
 $$;
 
+-- Whether all of the transaction sees what was there when it began
+CREATE FUNCTION idem__keeps_snapshot()
+RETURNS boolean
+LANGUAGE sql STABLE
+AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable') $$;
+
 -- Whether the row version with this xmin, which we see, was written by this
 -- transaction: of what is in progress we see our own only.  The id can be that of a
 -- subtransaction, which is assigned after that of the transaction.  One that seems to
@@ -776,6 +782,23 @@ BEGIN
 EXCEPTION
 	WHEN invalid_parameter_value THEN
 		RETURN false;
+END
+$$;
+
+-- Whether the row of the key is ours, where that has to be asked: the snapshot of a whole
+-- transaction can see two, one that somebody has dropped since, and our own claim after
+-- that.  Ours is the truth.
+CREATE FUNCTION idem__only_ours_counts(key idem__key)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF NOT idem__keeps_snapshot() THEN
+		RETURN false;
+	END IF;
+	RETURN EXISTS (SELECT FROM idem_claims AS c
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			AND idem__is_ours(c.xmin));
 END
 $$;
 
@@ -890,7 +913,9 @@ LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
 
 -- Whether another transaction is deleting the row: then we see it, and not even a lock
--- that an update leaves room for can be had.
+-- that an update leaves room for can be had.  A row that the transaction has changed before
+-- is not meant, which is found by waiting for it; nor one that is gone, and that an old
+-- snapshot still sees.
 CREATE FUNCTION idem__is_being_deleted(key idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -899,6 +924,7 @@ DECLARE
 	is_there boolean;
 	is_free boolean;
 BEGIN
+	PERFORM set_config('lock_timeout', '1', true);
 	PERFORM FROM idem_claims AS c
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 	is_there := FOUND;
@@ -910,6 +936,8 @@ BEGIN
 EXCEPTION
 	WHEN SQLSTATE 'ID001' THEN
 		RETURN is_there AND NOT is_free;
+	WHEN lock_not_available OR serialization_failure THEN
+		RETURN false;
 END
 $$;
 
@@ -997,6 +1025,7 @@ DECLARE
 	policy_now record;
 	key_time timestamptz;
 	is_new boolean;				-- the row
+	is_ours boolean;			-- of this transaction
 	seen record;				-- the row that is there
 	claim idem_claims;			-- the row that a claim stores
 	claim_from timestamptz;
@@ -1039,6 +1068,7 @@ BEGIN
 			claim.fingerprint := fingerprint;
 			claim.progress := progress;
 			inserting := true;
+			is_ours := true;
 			INSERT INTO idem_claims (expires_at, lease_until, token, state,
 				request_id, user_id, scope, fingerprint, progress)
 			VALUES (claim.expires_at, claim.lease_until, claim.token, claim.state,
@@ -1052,18 +1082,20 @@ BEGIN
 				SELECT c.xmin AS version, idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
 					c.lease_until, c.fingerprint, c.result, c.progress
 				INTO seen FROM idem_claims AS c
-				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+				ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
 				IF NOT FOUND THEN
 					RAISE SQLSTATE 'ID001';		-- removed since: look again
 				END IF;
+				is_ours := seen.ours;
 
-				IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
+				IF policy.reclaim AND NOT is_ours AND seen.expires_at <= clock_timestamp()
 					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
 					-- 3
 					outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since, policy.guarded_ttl)
 						THEN 'stale' ELSE 'claimed' END;
 				ELSE
-					live := seen.state = 'in_progress' AND NOT seen.ours AND seen.lease_until > clock_timestamp();
+					live := seen.state = 'in_progress' AND NOT is_ours AND seen.lease_until > clock_timestamp();
 					outcome := CASE
 						-- 4
 						WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
@@ -1071,7 +1103,7 @@ BEGIN
 						WHEN seen.state = 'completed' THEN 'completed'
 						WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
 						-- 6
-						WHEN seen.ours OR live THEN 'in_progress'
+						WHEN is_ours OR live THEN 'in_progress'
 						-- 7
 						WHEN policy.unknown THEN 'unknown'
 						ELSE 'claimed' END;
@@ -1130,7 +1162,8 @@ BEGIN
 					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
 						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
 					progress = coalesce(answer.progress, claim.progress)
-				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+					AND (NOT is_ours OR idem__is_ours(c.xmin));
 			END IF;
 			PERFORM set_config('lock_timeout', caller_timeout, true);
 		EXCEPTION
@@ -1314,49 +1347,70 @@ COMMENT ON FUNCTION idem_claim_many(text[], text[], text, bytea[], interval) IS
 
 -- The row of the key as it is now, locked until the transaction ends; all NULL: there is
 -- none.  Waits for who has it, for idem.wait, and then raises ID503 (ID409 for '0').
--- insert_too: also for a row that is being inserted.
-CREATE FUNCTION idem__lock_row(key idem__key, deadline timestamptz, insert_too boolean)
+-- token: that of the row that is wanted; another row is returned without waiting for who
+-- has locked it.  NULL: any.
+CREATE FUNCTION idem__lock_row(key idem__key, deadline timestamptz, token int8)
 RETURNS idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
+	keeps_snapshot constant boolean := idem__keeps_snapshot();
+	only_ours constant boolean := idem__only_ours_counts(key);
 	slices int4 := 0;
 	catching boolean;
+	inserting boolean;
 	is_absent boolean;
 	locked idem_claims;
 BEGIN
 	LOOP
-		SELECT c.* INTO locked FROM idem_claims AS c
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-		FOR NO KEY UPDATE SKIP LOCKED;
-		IF FOUND THEN
-			RETURN locked;
+		-- Mostly nobody is in the way.
+		IF NOT keeps_snapshot THEN
+			SELECT c.* INTO locked FROM idem_claims AS c
+			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			FOR NO KEY UPDATE SKIP LOCKED;
+			IF FOUND THEN
+				RETURN locked;
+			END IF;
 		END IF;
 
 		BEGIN
-			is_absent := false;
 			catching := idem__bound_lock_waits(deadline, slices);
+			-- What the key's row is going to be is found out as a claim does it, see
+			-- idem__claim_key(): by inserting it, which is undone.
+			inserting := true;
+			INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+			VALUES ('-infinity', 'completed', key.request_id, key.user_id, key.scope)
+			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+			is_absent := FOUND;
+			inserting := false;
+			IF is_absent THEN
+				RAISE SQLSTATE 'ID001';
+			END IF;
+
 			SELECT c.* INTO locked FROM idem_claims AS c
 			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			FOR NO KEY UPDATE;
+				AND (NOT only_ours OR idem__is_ours(c.xmin));
+			IF FOUND AND (idem__lock_row.token IS NULL OR locked.token IS NOT DISTINCT FROM idem__lock_row.token) THEN
+				SELECT c.* INTO locked FROM idem_claims AS c
+				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+					AND (NOT only_ours OR idem__is_ours(c.xmin))
+				FOR NO KEY UPDATE;
+			END IF;
 			IF FOUND THEN
 				PERFORM set_config('lock_timeout', caller_timeout, true);
 				RETURN locked;
 			END IF;
-			is_absent := true;
-			-- A row that we do not see is waited for by inserting it, which is undone.
-			IF insert_too THEN
-				INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
-				VALUES ('-infinity', 'completed', key.request_id, key.user_id, key.scope)
-				ON CONFLICT (request_id, user_id, scope) DO NOTHING;
-				is_absent := FOUND;
-			END IF;
-			RAISE SQLSTATE 'ID001';
+			RAISE SQLSTATE 'ID001';		-- removed since: look again
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
 				IF is_absent THEN
 					RETURN NULL;
+				END IF;
+			WHEN serialization_failure THEN
+				-- Changed or removed while we waited for its lock; which of both, the insert tells.
+				IF inserting THEN
+					RAISE;
 				END IF;
 			WHEN lock_not_available THEN
 				IF NOT catching THEN
@@ -1378,7 +1432,7 @@ RETURNS idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), true);
+	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), token);
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM idem__raise_of_key('ID410', 'lease is lost',
@@ -1419,6 +1473,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	unsettled constant boolean := idem__is_unsettled(key);
+	only_ours constant boolean := token IS NULL OR idem__only_ours_counts(key);
 	policy record;
 	was idem_claims;
 	is_healed boolean;
@@ -1460,10 +1515,9 @@ BEGIN
 	new_expires_at := greatest(was.expires_at, idem__remembered_until(policy.ttl, NULL, NULL));
 	-- Completing a marker as a marker needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
-		-- An old snapshot may see a dropped row beside our own, see idem__latest_row().
 		UPDATE idem_claims AS c SET state = new_state::idem_state, result = new_result, expires_at = new_expires_at
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			AND (idem__settle.token IS NOT NULL OR idem__is_ours(c.xmin));
+			AND (NOT only_ours OR idem__is_ours(c.xmin));
 	END IF;
 	PERFORM idem__note_settled(key, new_result);
 	IF was.token IS NOT NULL THEN
@@ -1545,6 +1599,7 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := idem__only_ours_counts(key);
 	policy record;
 	state text;
 	remembered_until timestamptz;
@@ -1553,7 +1608,7 @@ BEGIN
 	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
 	PERFORM idem__check_size(key, 'result', result, policy.result_max_bytes);
 	BEGIN
-		state := (idem__lock_row(key, idem__deadline(NULL), true)).state;
+		state := (idem__lock_row(key, idem__deadline(NULL), NULL)).state;
 		IF state = 'completed' THEN
 			RAISE SQLSTATE 'ID001';		-- gives the lock back
 		END IF;
@@ -1570,7 +1625,8 @@ BEGIN
 	remembered_until := idem__remembered_until(policy.ttl, NULL, NULL);
 	UPDATE idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
 		expires_at = greatest(c.expires_at, remembered_until)
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		AND (NOT only_ours OR idem__is_ours(c.xmin));
 	PERFORM idem__note_settled(key, result), idem__commit_synchronously();
 	RETURN true;
 END
@@ -1587,15 +1643,17 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := idem__only_ours_counts(key);
 	was idem_claims;
 BEGIN
 	PERFORM idem__require_writable('idem_forget()');
-	was := idem__lock_row(key, idem__deadline(NULL), true);
+	was := idem__lock_row(key, idem__deadline(NULL), NULL);
 	IF was.state IS NULL THEN
 		RETURN false;
 	END IF;
 	DELETE FROM idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		AND (NOT only_ours OR idem__is_ours(c.xmin));
 	PERFORM idem__note_settled(key, NULL);
 	IF was.token IS NOT NULL THEN
 		PERFORM idem__commit_synchronously();
@@ -1620,6 +1678,7 @@ AS $$
 DECLARE
 	length constant interval := idem__check_lease(lease);
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := idem__only_ours_counts(key);
 	policy record;
 	until timestamptz;
 BEGIN
@@ -1630,7 +1689,8 @@ BEGIN
 	until := clock_timestamp() + coalesce(length, policy.lease);
 	UPDATE idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, idem__whole_second(until)),
 		progress = coalesce(idem_extend.progress, c.progress)
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		AND (NOT only_ours OR idem__is_ours(c.xmin));
 	RETURN until;
 END
 $$;
@@ -1647,14 +1707,16 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
 	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := idem__only_ours_counts(key);
 BEGIN
 	PERFORM idem__require_token(token), idem__require_writable('idem_release()');
-	IF (idem__lock_row(key, idem__deadline(NULL), true)).state IS NULL THEN
+	IF (idem__lock_row(key, idem__deadline(NULL), token)).state IS NULL THEN
 		RETURN false;		-- as after a release before
 	END IF;
 	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
 	DELETE FROM idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		AND (NOT only_ours OR idem__is_ours(c.xmin));
 	PERFORM idem__note_settled(key, NULL), idem__commit_synchronously();
 	RETURN true;
 END
@@ -1725,8 +1787,7 @@ $$;
 COMMENT ON FUNCTION idem_status() IS
 'outcome of the latest claim call of this transaction';
 
--- An old snapshot can see two rows: one that somebody has dropped since, and our own
--- claim after that.
+-- See idem__only_ours_counts().
 CREATE FUNCTION idem__latest_row(key idem__key)
 RETURNS SETOF idem_claims
 LANGUAGE sql STABLE ROWS 1
