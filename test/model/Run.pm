@@ -23,11 +23,13 @@ my $slots_max = 3;
 # How long one edition may take to do what the other has done
 my $patience_s = 10;
 
-# An answer that takes longer is looked into: does the session wait for another one?
-my $look_after_s = 0.002;
+# An answer that takes longer is looked into: does the session wait for another one? By
+# how long the call waits: one that does so for a moment answers by itself, and so does
+# one that does not wait, but for the removal of a row.
+my %look_after_s = (patient => 0.002, no => 0.25, brief => 1.5);
 
-# The same for a call that waits for a moment only, and then answers by itself
-my $look_after_brief_s = 1.5;
+# A cancellation that has not come about
+my $cancel_again_after_s = 1;
 
 # Types of what the server returns
 use constant { TIMESTAMPTZ => 1184 };
@@ -49,11 +51,11 @@ my %looks = (
 	claims => "SELECT 'claim', request_id, user_id, scope, state, token, lease_until IS NULL, "
 	  . $times->('lease_until') . ', ' . $times->('expires_at')
 	  . ", expires_at = date_trunc('second', expires_at), fingerprint, result, progress"
-	  . ' FROM idem_claims ORDER BY request_id, user_id, scope',
+	  . ' FROM idem_claims',
 	scopes => 'SELECT \'policy\', scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes, '
-	  . $times->('guarded_since') . ', guarded_ttl FROM idem_scopes ORDER BY scope',
+	  . $times->('guarded_since') . ', guarded_ttl FROM idem_scopes',
 	removed => 'SELECT \'removed\', scope, ' . $times->('removed_at')
-	  . ', ttl FROM idem_removed_scopes ORDER BY scope');
+	  . ', ttl FROM idem_removed_scopes');
 
 sub connect_edition
 {
@@ -94,6 +96,7 @@ sub new
 		steps => 0,
 		looks => 0,
 		waited => 0,
+		known => 0,
 		skipped => 0,
 		covered => {},
 		patience_s => $patience_s
@@ -187,7 +190,8 @@ sub show_look
 	my ($edition, $reply) = @_;
 
 	return show_error($edition, $reply->{error}) if $reply->{error};
-	return join "\n", map {
+	# In order, since an old snapshot can see two rows of a key.
+	return join "\n", sort map {
 		my @row = @$_;
 		$row[5] = token_name($edition, $row[5]) if $row[0] eq 'claim';
 		join ', ', map { $_ // 'NULL' } @row
@@ -260,10 +264,27 @@ sub snapshot_is_old
 {
 	my ($self, $slot) = @_;
 	my $state = $self->{state};
-	my @since = @{ $self->{done} }[ $state->[$slot]{snapshot} .. $#{ $self->{done} } ];
 
+	return 0 unless $state->[$slot]{snapshot};
+	my @since = @{ $self->{done} }[ $state->[$slot]{snapshot} .. $#{ $self->{done} } ];
 	return (any { $_->{step}{slot} != $slot } @since)
 	  || any { $_ != $slot && ($state->[$_]{open} || $state->[$_]{waiting}) } 1 .. $slots_max;
+}
+
+# How long a call waits, see Script.pm
+sub wait_of
+{
+	my ($self, $step) = @_;
+	my $setting = $step->{slot} ? $self->{waits}[ $step->{slot} ] : '0';
+
+	return $step->{wait} // ($setting eq '0' ? 'no' : $setting eq $Script::brief ? 'brief' : 'patient');
+}
+
+sub waits_briefly
+{
+	my ($self, $step) = @_;
+
+	return $step->{kind} =~ /^(?:claim|settle)$/ && $self->wait_of($step) eq 'brief';
 }
 
 # Whoever waits, waits for somebody who goes on: a new wait is only for a session that
@@ -289,25 +310,13 @@ sub may_run
 		return 0 if $step->{truncates} && any { $_->{open} } @others, $state->[$slot];
 		return 1;
 	}
+	return 0 if $state->[$slot]{brief} && $self->waits_briefly($step);
+	# See README.md: the portable edition cannot tell who removes a row that its snapshot does not see.
 	return 0
-	  if $state->[$slot]{snapshot} && ($step->{kind} =~ /^(?:settle|read)$/ || $step->{name} eq 'block')
-	  && $step->{name} !~ /latest/ && $self->snapshot_is_old($slot);
-	if ($step->{kind} eq 'settle' && $step->{sql} =~ /\{\{token (\d+)\}\}/)
-	{
-		my $key = key_name($step->{keys}[0]);
-		my $edition = $self->{editions}[0];
-		return 0
-		  if ($edition->{token_of}{$1} // '') ne ($edition->{last_token}{$key} // '')
-		  && any { touches($_, $key, 'fenced') } @others;
-	}
-	if ($step->{kind} eq 'claim')
-	{
-		my $old = $state->[$slot]{snapshot} && $self->snapshot_is_old($slot);
-		for my $key (map { key_name($_) } @{ $step->{keys} })
-		{
-			return 0 if any { touches($_, $key, 'dropped') || ($old && touches($_, $key)) } @others;
-		}
-	}
+	  if $step->{kind} eq 'claim'
+	  && ($self->wait_of($step) eq 'no' || $self->waits_briefly($step))
+	  && $self->snapshot_is_old($slot)
+	  && any { my $other = $_; any { touches($other, key_name($_), 'dropped') } @{ $step->{keys} } } @others;
 	# It would see the policy of its snapshot in one edition, and the new one in the other.
 	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
 	# One who looks for an unlocked row must not come upon one who does.
@@ -385,9 +394,9 @@ sub follow
 	$state->{failed} = $reply->{status} eq 'E';
 	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
 	{
-		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { (map { $_ => $state->{$_} } qw(touched dropped fenced)), policy => $state->{policy}, open => 1 }
+		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { (map { $_ => $state->{$_} } qw(touched dropped)), policy => $state->{policy}, open => 1 }
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
-		$state->{$_} = {} for qw(touched dropped fenced);
+		$state->{$_} = {} for qw(touched dropped);
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = undef;
 		$state->{snapshot} = undef if !$state->{open};
@@ -395,20 +404,14 @@ sub follow
 	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
 	return unless $state->{open};
 	$state->{brief} = 1 if $step->{kind} eq 'set';
-	$state->{snapshot} = @{ $self->{done} } if $step->{snapshot};
+	$state->{snapshot} //= @{ $self->{done} } if $step->{snapshot};
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
 	$state->{policy} = 'changed' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
 	return if $step->{kind} eq 'end';
 	if ($step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/)
 	{
-		my @dropped = map { key_name($_) } @{ $step->{keys} };
-		@dropped = ('*') if $step->{kind} eq 'clean' && %{ $state->{touched} };
-		$state->{dropped}{$_} = 1 for grep { $_ eq '*' || touches($state, $_) } @dropped;
-	}
-	if ($step->{name} eq 'idem_fence')
-	{
-		$state->{fenced}{ key_name($_) } = 1 for @{ $step->{keys} };
+		$state->{dropped}{$_} = 1 for $step->{kind} eq 'clean' ? '*' : map { key_name($_) } @{ $step->{keys} };
 	}
 	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
 	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };
@@ -417,16 +420,15 @@ sub follow
 
 # ----- running -----
 
-# Whether the call that runs ends by itself in a moment. One that was found to wait
-# longer (for the deletion of a row, say) does not count any more.
-sub is_brief
+# One that was found to wait does so for good.
+sub look_after_s
 {
 	my ($self, $slot) = @_;
 	my $state = $self->{state}[$slot];
 
-	return 0 if $state->{waiting};
-	return 1 if $slot == 0 || $state->{brief};
-	return ($state->{running}{wait} // $self->{waits}[$slot]) =~ /^(?:brief|\Q$Script::brief\E)$/;
+	return $look_after_s{patient} if $state->{waiting};
+	return $look_after_s{brief} if $slot == 0 || $state->{brief};
+	return $look_after_s{ $self->wait_of($state->{running}) };
 }
 
 sub quote
@@ -464,6 +466,22 @@ sub sessions_that_wait
 	return map { $_->[0] } @{ $reply->{rows} };
 }
 
+# The server takes a cancellation for the lock timeout that passes at the same moment,
+# which the portable edition expects, and waits on.
+sub cancel_again
+{
+	my ($self) = @_;
+	my $cancel = first { $_ && $_->{kind} eq 'cancel' } map { $_->{running} } @{ $self->{state} };
+
+	return unless $cancel;
+	for my $edition (@{ $self->{editions} })
+	{
+		my $session = $edition->{sessions}[ $cancel->{of} ];
+		$edition->{observer}->ask("SELECT pg_cancel_backend($session->{pid})") if $session->{pending};
+	}
+	return;
+}
+
 # Until each session has answered or waits, in both editions alike.
 # Returns the slots that have answered; or false, and what the difference is.
 sub settle
@@ -473,7 +491,7 @@ sub settle
 	my @busy = grep { $self->{state}[$_]{running} } 0 .. $slots_max;
 	my $begun = time;
 	my $looked_at = 0;
-	my $pause_s = $look_after_s;
+	my $pause_s = $look_after_s{patient};
 
 	for (;;)
 	{
@@ -483,13 +501,11 @@ sub settle
 		} @editions;
 		last unless @open;
 
-		my $brief = any
-		{
+		my @pending = grep {
 			my $slot = $_;
-			$self->is_brief($slot) && any { $_->{sessions}[$slot]{pending} } @editions
-		}
-		@busy;
-		my $look_at = max($begun + ($brief ? $look_after_brief_s : $look_after_s), $looked_at + $pause_s);
+			any { $_->{sessions}[$slot]{pending} } @editions
+		} @busy;
+		my $look_at = max($begun + max(map { $self->look_after_s($_) } @pending), $looked_at + $pause_s);
 		my $bits = '';
 		vec($bits, fileno($_->{socket}), 1) = 1 for @open;
 		if (select($bits, undef, undef, max(0, $look_at - time)) > 0)
@@ -519,6 +535,7 @@ sub settle
 				  . join ', ', map { "$editions[$_]{name} $states[$_]" } 0, 1);
 		}
 		last if $settled;
+		$self->cancel_again if time > $begun + $cancel_again_after_s;
 		$pause_s = $pause_s * 1.5 > 0.05 ? 0.05 : $pause_s * 1.5;
 		$looked_at = time;
 	}
@@ -541,12 +558,55 @@ sub look
 	return;
 }
 
+# Under a snapshot that is older than a change of a claim, the C edition removes what has
+# expired by now, and the portable edition what it sees (see README.md).
+sub is_known_difference
+{
+	my ($self, $step, @replies) = @_;
+	my %reply = map { $self->{editions}[$_]{name} => $replies[$_] } 0, 1;
+
+	return 0 unless $step->{kind} eq 'clean' && keys %reply == 2 && $self->snapshot_is_old($step->{slot});
+	return $reply{portable}{error}{C} eq '40001' if $reply{portable}{error};
+	return !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
+}
+
+# Returns a difference; or, if it is a known one, 'known'.
+sub compare_answers
+{
+	my ($self, $slot) = @_;
+	my @editions = @{ $self->{editions} };
+	my $state = $self->{state}[$slot];
+	my $step = $state->{running};
+	my @replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
+	my $difference;
+
+	for my $i (0, 1)
+	{
+		my $lost = note_tokens($editions[$i], $step, $replies[$i]);
+		$difference //= "$editions[$i]{name}: $lost" if $lost;
+	}
+	my @shown = map { show_reply($editions[$_], $replies[$_]) } 0, 1;
+	$self->{done}[ $state->{index} ]{answer} = $shown[0];
+	if ($shown[0] ne $shown[1])
+	{
+		$difference //=
+		  $self->is_known_difference($step, @replies)
+		  ? 'known'
+		  : $self->compare("answer of session $slot to step $step->{id}:", @shown);
+	}
+	$self->cover($step, $replies[0]);
+	$self->follow($step, $replies[0]);
+	$state->{running} = undef;
+	return $difference;
+}
+
 sub compare_looks
 {
-	my ($self, $slot, @replies) = @_;
+	my ($self, $slot) = @_;
+	my @editions = @{ $self->{editions} };
+	my @shown = map { show_look($editions[$_], shift @{ $editions[$_]{sessions}[$slot]{replies} }) } 0, 1;
 
-	return $self->compare("rows, as seen by session $slot:",
-		map { show_look($self->{editions}[$_], $replies[$_]) } 0, 1);
+	return $self->compare("rows, as seen by session $slot:", @shown);
 }
 
 # Sends a step to both; returns a difference.
@@ -569,57 +629,45 @@ sub step
 	$state->[ $step->{slot} ]{index} = $#{ $self->{done} };
 	my ($settled, @answered) = $self->settle;
 	return "@answered" unless $settled;
+	$self->{steps}++;
 
-	my $difference;
+	# A look that came along is good if nobody else did anything meanwhile.
+	my $has_looked = $alone && @answered == 1 && $answered[0] == $step->{slot};
 	for my $slot (@answered)
 	{
-		my $answered = $state->[$slot]{running};
-		my @replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
-		for my $i (0, 1)
+		my $difference = $self->compare_answers($slot);
+		return $self->roll_back_known($slot) if ($difference // '') eq 'known';
+		return $difference if $difference;
+		next if $has_looked;
+		for my $session (map { $_->{sessions}[$slot] } @editions)
 		{
-			my $lost = note_tokens($editions[$i], $answered, $replies[$i]);
-			$difference //= "$editions[$i]{name}: $lost" if $lost;
+			@{ $session->{replies} } = ();
+			look($session);
+			$session->flush;
+			$session->read while $session->{pending};
 		}
-		my @shown = map { show_reply($editions[$_], $replies[$_]) } 0, 1;
-		$self->{done}[ $state->[$slot]{index} ]{answer} = $shown[0];
-		$difference //= $self->compare("answer of session $slot to step $answered->{id}:", @shown);
-		$self->cover($answered, $replies[0]);
-		$self->follow($answered, $replies[0]);
-		$state->[$slot]{running} = undef;
-		next if $difference;
-
-		# A look that came along is good if nobody else did anything meanwhile.
-		if (@answered == 1 && $alone && $slot == $step->{slot})
-		{
-			@replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
-			$difference = $self->compare_looks($slot, @replies);
-		}
-		@{ $_->{sessions}[$slot]{replies} } = () for @editions;
 	}
-	if (!$difference && !($alone && @answered == 1 && $answered[0] == $step->{slot}))
+	for my $slot (@answered)
 	{
-		for my $slot (@answered)
-		{
-			for my $edition (@editions)
-			{
-				look($edition->{sessions}[$slot]);
-				$edition->{sessions}[$slot]->flush;
-			}
-			my @replies = map {
-				my $session = $_->{sessions}[$slot];
-				$session->read while $session->{pending};
-				shift @{ $session->{replies} }
-			} @editions;
-			$difference //= $self->compare_looks($slot, @replies);
-		}
+		my $difference = $self->compare_looks($slot);
+		return $difference if $difference;
 	}
 	for my $slot (grep { $state->[$_]{running} && !$state->[$_]{waiting} } 0 .. $slots_max)
 	{
 		$state->[$slot]{waiting} = $state->[$slot]{running};
 		$self->{waited}++;
 	}
-	$self->{steps}++;
-	return $difference;
+	return;
+}
+
+# What was changed differently is undone, and the script goes on.
+sub roll_back_known
+{
+	my ($self, $slot) = @_;
+
+	$self->{known}++;
+	@{ $_->{sessions}[$slot]{replies} } = () for @{ $self->{editions} };
+	return $self->step({ id => 2_000_000, slot => $slot, name => 'ROLLBACK', kind => 'end', sql => 'ROLLBACK', keys => [] });
 }
 
 # As if nothing had ever been claimed. The tables shrink now and then only: that is slow.

@@ -75,10 +75,10 @@ sub new
 	$self->{on}{$_} = chance(0.75) for @switches;
 	$self->{on}{two_phase} = $server{two_phase} && chance(0.3);
 	$self->{on}{uuidv7} = chance(0.2);
-	$self->{on}{isolation} = chance(0.15);
+	$self->{on}{isolation} = chance(0.25);
 	$self->{on}{read_only} = chance(0.05);
 	$self->{on}{big} = chance(0.1);
-	$self->{sessions} = pick(1, 1, 2, 3);
+	$self->{sessions} = pick(1, 2, 2, 3);
 	$self->{waits} = [ '0', map { pick('0', '-1', '-1', $brief) } 1 .. $self->{sessions} ];
 	$self->choose_keys;
 	$self->{open} = [ map { 0 } 0 .. $self->{sessions} ];
@@ -584,7 +584,7 @@ sub add_step
 		end => $open ? 8 : 0.5,
 		savepoint => $open && $on->{savepoints} ? 12 : 0.3,
 		finish => $on->{two_phase} ? 5 : 0,
-		set => $open ? 1 : 0,
+		set => $open ? 2 : 0,
 		claim => 10,
 		try_claim => 22,
 		batch => $on->{batches} ? 6 : 0,
