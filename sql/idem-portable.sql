@@ -27,6 +27,7 @@
  * - There idem_cleanup() removes what the snapshot sees expired, or raises 40001; and a
  *	 claim that does not want to wait does not wait for the removal of a row that is newer
  *	 than the snapshot: it is answered with in_progress.
+ * - In SERIALIZABLE what was read of claims counts among read/write dependencies.
  * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do
  *	 not exist.  The settings idem.ttl, idem.lease, idem.result_max_bytes and
  *	 idem.cleanup_batch_size are columns of the table idem_settings.

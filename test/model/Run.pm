@@ -558,19 +558,27 @@ sub look
 	return;
 }
 
-# Under a snapshot that is older than a change of a claim, the C edition removes what has
-# expired by now, and the portable edition what it sees (see README.md).
-sub is_known_difference
+# What README.md says that the editions do differently, as what is to be done about it:
+# roll back, what was changed differently; or end the script.
+#
+# - Under a snapshot that is older than a change of a claim, the C edition removes what has
+#	expired by now, and the portable edition what it sees.
+# - Among serializable transactions the portable edition's claims have been read.
+sub known_difference
 {
 	my ($self, $step, @replies) = @_;
 	my %reply = map { $self->{editions}[$_]{name} => $replies[$_] } 0, 1;
+	my $error = $reply{portable}{error};
 
-	return 0 unless $step->{kind} eq 'clean' && keys %reply == 2 && $self->snapshot_is_old($step->{slot});
-	return $reply{portable}{error}{C} eq '40001' if $reply{portable}{error};
-	return !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
+	return unless keys %reply == 2;
+	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
+	return unless $step && $step->{kind} eq 'clean' && $self->snapshot_is_old($step->{slot});
+	return 'roll back' if $error && $error->{C} eq '40001';
+	return 'roll back' if !$error && !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
+	return;
 }
 
-# Returns a difference; or, if it is a known one, 'known'.
+# Returns a difference, or what is to be done about a known one.
 sub compare_answers
 {
 	my ($self, $slot) = @_;
@@ -589,10 +597,8 @@ sub compare_answers
 	$self->{done}[ $state->{index} ]{answer} = $shown[0];
 	if ($shown[0] ne $shown[1])
 	{
-		$difference //=
-		  $self->is_known_difference($step, @replies)
-		  ? 'known'
-		  : $self->compare("answer of session $slot to step $step->{id}:", @shown);
+		$difference //= $self->known_difference($step, @replies)
+		  // $self->compare("answer of session $slot to step $step->{id}:", @shown);
 	}
 	$self->cover($step, $replies[0]);
 	$self->follow($step, $replies[0]);
@@ -604,12 +610,14 @@ sub compare_looks
 {
 	my ($self, $slot) = @_;
 	my @editions = @{ $self->{editions} };
-	my @shown = map { show_look($editions[$_], shift @{ $editions[$_]{sessions}[$slot]{replies} }) } 0, 1;
+	my @replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
+	my @shown = map { show_look($editions[$_], $replies[$_]) } 0, 1;
 
-	return $self->compare("rows, as seen by session $slot:", @shown);
+	return if $shown[0] eq $shown[1];
+	return $self->known_difference(undef, @replies) // $self->compare("rows, as seen by session $slot:", @shown);
 }
 
-# Sends a step to both; returns a difference.
+# Sends a step to both; returns a difference, or 'end', of the script.
 sub step
 {
 	my ($self, $step) = @_;
@@ -636,7 +644,7 @@ sub step
 	for my $slot (@answered)
 	{
 		my $difference = $self->compare_answers($slot);
-		return $self->roll_back_known($slot) if ($difference // '') eq 'known';
+		return $self->roll_back($slot) if ($difference // '') eq 'roll back';
 		return $difference if $difference;
 		next if $has_looked;
 		for my $session (map { $_->{sessions}[$slot] } @editions)
@@ -660,8 +668,7 @@ sub step
 	return;
 }
 
-# What was changed differently is undone, and the script goes on.
-sub roll_back_known
+sub roll_back
 {
 	my ($self, $slot) = @_;
 
@@ -758,6 +765,7 @@ sub script
 	}
 	$difference //= $self->finish($script);
 	return unless $difference;
+	$self->{known}++ if $difference eq 'end';
 
 	my $result = { text => $difference, done => $self->{done}, elapsed_s => time - $self->{begun} };
 	for my $edition (@{ $self->{editions} })
@@ -766,7 +774,7 @@ sub script
 		my $gids = $edition->{observer}->ask('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()');
 		$edition->{observer}->ask('ROLLBACK PREPARED ' . quote($_->[0])) for @{ $gids->{rows} };
 	}
-	return $result;
+	return $difference eq 'end' ? undef : $result;
 }
 
 1;

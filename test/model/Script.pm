@@ -516,7 +516,7 @@ sub add_begin
 	my ($self, $slot) = @_;
 	my $mode = '';
 
-	$mode = ' ISOLATION LEVEL ' . ($self->{sessions} == 1 && chance(0.3) ? 'SERIALIZABLE' : 'REPEATABLE READ')
+	$mode = ' ISOLATION LEVEL ' . (chance(0.3) ? 'SERIALIZABLE' : 'REPEATABLE READ')
 	  if $self->{on}{isolation} && chance(0.6);
 	$mode .= ' READ ONLY' if $self->{on}{read_only} && chance(0.3);
 	$self->add($slot, 'BEGIN', 'begin', "BEGIN$mode", snapshot => scalar($mode =~ /ISOLATION/));
