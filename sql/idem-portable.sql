@@ -1000,7 +1000,8 @@ $$;
  *
  * The lock on idem_scopes, which a claim takes before it makes sure of its policy and
  * holds until its transaction ends, orders it with changes of a promise
- * (idem_scopes_guard()).  Whoever only gets an answer takes none.
+ * (idem_scopes_guard()).  Whoever only gets an answer takes none.  It is waited for without
+ * the row, and the row without it: who has one of them may come to want the other.
  *
  * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
  * wants raises ID400, and is not answered with invalid.
@@ -1019,7 +1020,10 @@ DECLARE
 	patience timestamptz := deadline;
 	pause interval := '1 millisecond';
 	slices int4 := 0;			-- of waiting for locks, so far
-	only_waiting boolean;		-- for a lease, without the lock of its key
+	only_waiting boolean := false;	-- for a lease, without the lock of its key
+	has_looked boolean := false;	-- whether there is a row
+	policy_refused boolean := false;	-- its lock, which comes first now
+	locking_policy boolean;
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
 	deleting boolean := false;	-- somebody removes the row
@@ -1037,15 +1041,20 @@ DECLARE
 	answer idem__answer;
 BEGIN
 	PERFORM idem__require_writable(command);
-	only_waiting := lease IS NOT NULL AND EXISTS (SELECT FROM idem_claims AS c
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope);
 	LOOP
 		outcome := NULL;
 		answer := NULL;
 		live := false;
 		inserting := false;
+		locking_policy := policy_refused;
 		BEGIN
-			catching := idem__bound_lock_waits(CASE WHEN lease IS NULL OR only_waiting THEN patience ELSE '-infinity' END, slices);
+			IF locking_policy THEN
+				catching := idem__bound_lock_waits(patience, slices);
+				LOCK TABLE idem_scopes IN ROW SHARE MODE;
+				locking_policy := false;
+			END IF;
+			catching := idem__bound_lock_waits(CASE WHEN policy_refused OR (lease IS NOT NULL AND NOT only_waiting)
+				THEN '-infinity' ELSE patience END, slices);
 
 			-- 1
 			SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
@@ -1059,6 +1068,11 @@ BEGIN
 			END IF;
 
 			claim := NULL;
+			IF lease IS NOT NULL AND NOT has_looked THEN
+				has_looked := true;
+				only_waiting := EXISTS (SELECT FROM idem_claims AS c
+					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope);
+			END IF;
 			IF lease IS NOT NULL AND NOT only_waiting THEN
 				PERFORM pg_advisory_xact_lock(hashtextextended(idem__held_text(key), 0));
 				claim.token := nextval('idem_token_seq');
@@ -1144,7 +1158,11 @@ BEGIN
 			IF outcome = 'claimed' THEN
 				is_new := inserting;
 				inserting := false;
-				LOCK TABLE idem_scopes IN ROW SHARE MODE;
+				IF NOT policy_refused THEN
+					locking_policy := true;
+					LOCK TABLE idem_scopes IN ROW SHARE MODE NOWAIT;
+					locking_policy := false;
+				END IF;
 				SELECT p.* INTO policy_now FROM idem__policy(key.scope) AS p;
 				IF policy_now IS DISTINCT FROM policy THEN
 					outcome := NULL;
@@ -1174,22 +1192,27 @@ BEGIN
 			WHEN SQLSTATE 'ID001' THEN
 				NULL;
 			WHEN lock_not_available THEN
-				IF NOT catching THEN
+				IF NOT catching AND (policy_refused OR NOT locking_policy) THEN
 					RAISE;
 				END IF;
 				outcome := NULL;
 				answer := NULL;
 				live := false;
-				only_waiting := lease IS NOT NULL;
-				slices := slices + 1;
-				patience := deadline;
-				IF clock_timestamp() >= deadline THEN
-					was_deleting := deleting;
-					deleting := inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key);
-					IF deleting THEN
-						patience := clock_timestamp() + interval '100 milliseconds';
-					ELSIF NOT was_deleting THEN		-- else look once more: it may be gone
-						outcome := idem__outcome_of_passed(deadline);
+				IF locking_policy AND NOT policy_refused THEN
+					policy_refused := true;
+				ELSE
+					policy_refused := locking_policy;
+					only_waiting := lease IS NOT NULL AND NOT locking_policy;
+					slices := slices + 1;
+					patience := deadline;
+					IF clock_timestamp() >= deadline THEN
+						was_deleting := deleting;
+						deleting := inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key);
+						IF deleting THEN
+							patience := clock_timestamp() + interval '100 milliseconds';
+						ELSIF NOT was_deleting THEN		-- else look once more: it may be gone
+							outcome := idem__outcome_of_passed(deadline);
+						END IF;
 					END IF;
 				END IF;
 		END;
