@@ -19,7 +19,8 @@
  * yours (a view, say) depend on idem's, and names them.
  *
  * It may run under load.  It waits for the transactions that use idem, at most for
- * lock_timeout, and claims wait for it.  A call that it catches on the way may raise an
+ * lock_timeout, and claims wait for it; a deadlock with one (40P01) is possible, and leaves
+ * all as it was: run it again.  A call that it catches on the way may raise an
  * error of any SQLSTATE; its transaction is rolled back, and is to be retried like any.
  */
 

@@ -254,9 +254,13 @@ for my $to (qw(idem portable idem_portable idem portable idem))
 	my $done = busy('SELECT count(*) FROM executions');
 	$node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
 	  or die 'no request is executed';
-	my ($status, $out, $err) = run_script($script, $superuser, 'busy', to => $to);
+	my ($status, $out, $err);
+	do
+	{
+		($status, $out, $err) = run_script($script, $superuser, 'busy', to => $to);
+		note $status ? $err : $out;
+	} while ($err =~ /deadlock detected/);
 	is($status, 0, "load: moved to $to") or diag $err;
-	note $out;
 }
 my $done = busy('SELECT count(*) FROM executions');
 $node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
