@@ -1155,8 +1155,13 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 bool
 idem_store_expiry_scan_delete(IdemExpiryScan *scan)
 {
-	return row_was_free(delete_row(scan->store, &scan->store->slot->tts_tid,
-								   false));
+	/* Looking for a lock of our own clears the slot. */
+	ItemPointerData tid = scan->store->slot->tts_tid;
+	TM_Result	result = delete_row(scan->store, &tid, false);
+
+	if (can_write_after_all(scan->store, &tid, result))
+		result = delete_row(scan->store, &tid, true);
+	return row_was_free(result);
 }
 
 void

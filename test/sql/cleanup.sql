@@ -137,6 +137,13 @@ TABLE pg_temp.left_over;
 SELECT rows_deleted, more, next_start <= clock_timestamp() AS from_now FROM idem_cleanup_step(NULL, NULL, NULL);
 TABLE pg_temp.left_over;
 
+-- What this transaction has locked itself is not skipped.
+SELECT pg_temp.expired(3);
+BEGIN;
+SELECT request_id FROM idem_claims WHERE request_id = '2' FOR UPDATE;
+SELECT idem_cleanup();
+ROLLBACK;
+
 -- Wherever the index is looked at from: it has no entries of what is gone.
 SELECT pg_temp.expired(500);
 SELECT idem_cleanup(400);
