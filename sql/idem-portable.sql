@@ -1106,6 +1106,11 @@ BEGIN
 					RAISE SQLSTATE 'ID001';		-- removed since: look again
 				END IF;
 				is_ours := seen.ours;
+				-- Who was waited for may have changed the policy too.
+				SELECT p.* INTO policy_now FROM idem__policy(key.scope) AS p;
+				IF policy_now IS DISTINCT FROM policy THEN
+					RAISE SQLSTATE 'ID001';
+				END IF;
 
 				IF policy.reclaim AND NOT is_ours AND seen.expires_at <= clock_timestamp()
 					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
