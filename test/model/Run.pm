@@ -332,6 +332,8 @@ sub may_run
 		{
 			return 0 if touches($waiter, $key);
 			next unless any { key_name($_) eq $key } @{ $waiter->{waiting}{keys} };
+			# It waits for a lease, and would come upon who holds it when it looks again.
+			return 0 if $waiter->{brief} && $state->[$slot]{open};
 			return 0 if $step->{kind} eq 'claim' || @{ $waiter->{waiting}{keys} } > 1;
 			return 0 if any { $_ != $waiter && touches($_, $key) } @others;
 		}
