@@ -17,6 +17,7 @@ DECLARE
 BEGIN
 	SELECT pg_catalog.format('%I', n.nspname) INTO other
 	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+		JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'idem_claims'
 	WHERE p.proname OPERATOR(pg_catalog.=) 'idem_try_claim' LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other

@@ -13,18 +13,22 @@
  * has given are kept.  Settings become columns of idem_settings; the other way they are
  * compared, since only postgresql.conf can hold them, and the move is refused while they
  * differ.  Statistics begin anew.  Other rights, and indexes, triggers or columns of your
- * own on idem's tables, are to be made again.
+ * own on idem's tables, are to be made again, and their places in publications.  Objects
+ * of yours must not begin with idem_.
  *
  * It is one transaction: if it fails, nothing has changed.  It fails where objects of
  * yours (a view, say) depend on idem's, and names them.
  *
  * It may run under load.  It waits for the transactions that use idem, at most for
  * lock_timeout, and claims wait for it; a deadlock with one (40P01) is possible, and leaves
- * all as it was: run it again.  A call that it catches on the way may raise an
- * error of any SQLSTATE; its transaction is rolled back, and is to be retried like any.
+ * all as it was: run it again.  A call that it catches on the way may raise an error of
+ * any SQLSTATE; its transaction is rolled back, and is to be retried like any.  A session
+ * that has used idem's types before (a prepared statement, a variable of type
+ * idem_outcome) may go on failing: have clients reconnect afterwards, poolers too.
  */
 
 \set ON_ERROR_STOP on
+\set ON_ERROR_ROLLBACK off
 \if :{?schema}
 \else
 \set schema public
@@ -36,19 +40,23 @@
 
 -- What it copies is what is there once it has the locks, not what was there before.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-SET LOCAL search_path = :"schema", pg_temp;
 SET LOCAL client_min_messages = warning;
 SET LOCAL row_security = off;				-- an error, rather than rows that are left behind
 
+-- ----- whether it can be moved -----
+
+-- With pg_catalog alone: an operator in the schema could match better than the system's.
+SET LOCAL search_path = pg_catalog, pg_temp;
 SELECT set_config('idem_move.schema', :'schema', true) AS ignored, set_config('idem_move.to', :'to', true) AS ignored
 \gset
-
--- ----- what is there -----
 
 DO $block$
 DECLARE
 	target constant text := current_setting('idem_move.to');
+	schema_name constant text := current_setting('idem_move.schema');
 	source text;
+	owner oid;
+	others text;
 BEGIN
 	IF target NOT IN ('idem', 'idem_portable', 'portable') THEN
 		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
@@ -56,27 +64,44 @@ BEGIN
 			HINT = 'Name one: psql -v to=idem for the C edition.';
 	END IF;
 
-	SELECT coalesce(e.extname, 'portable') INTO source
+	SELECT coalesce(e.extname, 'portable'), coalesce(e.extowner, c.relowner) INTO source, owner
 	FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 		LEFT JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
 			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
 		LEFT JOIN pg_extension AS e ON e.oid = d.refobjid
-	WHERE c.relname = 'idem_claims' AND n.nspname = current_schema();
+	WHERE c.relname = 'idem_claims' AND n.nspname = schema_name;
 	IF NOT FOUND THEN
-		RAISE EXCEPTION 'there is no idem in schema %', quote_ident(current_setting('idem_move.schema'))
+		RAISE EXCEPTION 'there is no idem in schema %', quote_ident(schema_name)
 			USING ERRCODE = 'undefined_object',
 			HINT = 'Name the schema where it is: psql -v schema=NAME.';
 	ELSIF source = target THEN
 		RAISE EXCEPTION 'idem is installed as % already', target
 			USING ERRCODE = 'duplicate_object';
-	ELSIF to_regclass('idem_token_source') IS NOT NULL THEN
+	ELSIF to_regclass(quote_ident(schema_name) || '.idem_token_source') IS NOT NULL THEN
 		RAISE EXCEPTION 'idem is distributed over a cluster'
 			USING ERRCODE = 'feature_not_supported',
 			HINT = 'It cannot be moved.';
+	ELSIF owner <> current_user::regrole THEN
+		RAISE EXCEPTION 'idem belongs to role %', owner::regrole
+			USING ERRCODE = 'insufficient_privilege',
+			DETAIL = 'Who moves it owns it, and its functions run with that role''s rights.',
+			HINT = 'Move it as that role.';
+	END IF;
+	-- What they create there could be found instead of the system's.
+	SELECT string_agg(CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ') INTO others
+	FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+	WHERE n.nspname = schema_name AND a.privilege_type = 'CREATE' AND a.grantee NOT IN (owner, n.nspowner);
+	IF others IS NOT NULL THEN
+		RAISE EXCEPTION 'others may create objects in schema %: %', quote_ident(schema_name), others
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'Commands that run with your rights would find them.',
+			HINT = 'Revoke CREATE on the schema from them, and see that they have left nothing there.';
 	END IF;
 	PERFORM set_config('idem_move.source', source, true);
 END
 $block$;
+
+SET LOCAL search_path = :"schema", pg_temp;
 
 -- ----- what is kept -----
 
@@ -92,8 +117,15 @@ BEGIN
 				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
 				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
 	ELSE
-		ALTER SEQUENCE idem_token_seq OWNED BY NONE;	-- which locks it
-		LOCK TABLE idem_settings, idem_scopes, idem_claims IN ACCESS EXCLUSIVE MODE;
+		LOOP
+			BEGIN
+				ALTER SEQUENCE idem_token_seq OWNED BY NONE;	-- which locks it
+				LOCK TABLE idem_settings, idem_scopes, idem_claims IN ACCESS EXCLUSIVE MODE;
+				EXIT;
+			EXCEPTION WHEN deadlock_detected THEN
+				NULL;		-- the locks are given back: a settlement takes them in another order
+			END;
+		END LOOP;
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
 	END IF;

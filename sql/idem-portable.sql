@@ -68,7 +68,7 @@ BEGIN
 			HINT = 'Create it first, or name another one: psql -v schema=NAME.';
 	END IF;
 	IF EXISTS (SELECT FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
-			WHERE n.nspname = current_schema() AND a.grantee = 0 AND a.privilege_type = 'CREATE') THEN
+			WHERE n.nspname = current_schema() AND a.grantee = '0'::oid AND a.privilege_type = 'CREATE') THEN
 		RAISE EXCEPTION 'everybody may create objects in schema %', quote_ident(current_schema()::text)
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 			DETAIL = 'Functions that run as their owner would find them.',
@@ -82,6 +82,7 @@ BEGIN
 	END IF;
 	SELECT pg_catalog.format('%I', n.nspname) INTO other
 	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'idem_claims'
 	WHERE p.proname = 'idem_try_claim' LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
@@ -238,7 +239,8 @@ CREATE FUNCTION idem__policy(of_scope text)
 RETURNS TABLE (
 	ttl interval, lease interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, guarded_ttl interval)
+	guarded_since timestamptz, guarded_ttl interval,
+	has_settings boolean)		-- else they were deleted, or made after the snapshot
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
@@ -249,7 +251,8 @@ AS $$
 		p.expired IS NOT DISTINCT FROM 'reclaim',
 		p.key_time IS NOT DISTINCT FROM 'uuidv7',
 		coalesce(p.guarded_since, '-infinity'),
-		idem__without_days(coalesce(p.guarded_ttl, '0'))
+		idem__without_days(coalesce(p.guarded_ttl, '0')),
+		d.ttl IS NOT NULL
 	FROM (SELECT) AS always
 		LEFT JOIN idem_settings AS d ON true
 		LEFT JOIN idem_scopes AS p ON p.scope = of_scope COLLATE "C"
@@ -1058,6 +1061,10 @@ BEGIN
 
 			-- 1
 			SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+			IF NOT policy.has_settings AND idem__keeps_snapshot() THEN
+				PERFORM idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
+					'Retry the transaction.');
+			END IF;
 			key_time := CASE WHEN policy.uuidv7 THEN idem__key_time(key) END;
 			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
 				outcome := 'invalid';

@@ -50,6 +50,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
@@ -650,13 +651,16 @@ typedef enum ExtensionStanding
 } ExtensionStanding;
 
 /*
- * The lock is not kept: DROP SCHEMA can have the table's lock when it asks for
- * the extension's, and would deadlock with us.
+ * The extension's lock is not kept: DROP SCHEMA can have the table's lock when it asks
+ * for the extension's, and would deadlock with us.  The table's is, until the transaction
+ * ends, so that the extension stays for the batch.  It is not waited for here: who drops
+ * the schema may have it.
  */
 static ExtensionStanding
 extension_standing(void)
 {
 	Oid			extension = get_extension_oid("idem", true);
+	bool		is_installed;
 	LOCKTAG		tag;
 
 	if (!OidIsValid(extension))
@@ -664,9 +668,12 @@ extension_standing(void)
 	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
 	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return EXTENSION_BUSY;
-	LockRelease(&tag, AccessShareLock, false);
 	/* Looked up again: it may have been dropped while we came to the lock. */
-	return idem_is_installed() ? EXTENSION_SERVED : EXTENSION_ABSENT;
+	is_installed = idem_is_installed();
+	if (is_installed)
+		(void) ConditionalLockRelationOid(idem_catalog()->claims, RowExclusiveLock);
+	LockRelease(&tag, AccessShareLock, false);
+	return is_installed ? EXTENSION_SERVED : EXTENSION_ABSENT;
 }
 
 /* IdemCleanupStop */

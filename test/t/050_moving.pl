@@ -9,6 +9,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use IPC::Run;
 
+use Client;
+
 my $script = 'sql/idem-move.sql';
 my $portable = 'sql/idem-portable.sql';
 
@@ -73,7 +75,11 @@ sub refuses
 
 # ----- what is kept -----
 
-as('owner', 'shop', 'CREATE SCHEMA requests');
+as('owner', 'shop', q{
+CREATE SCHEMA requests;
+CREATE SCHEMA other;
+CREATE FUNCTION other.idem_try_claim() RETURNS int LANGUAGE sql AS 'SELECT 1';		-- is not idem
+});
 is((run_script($portable, 'owner', 'shop', schema => 'requests'))[0], 0,
 	'the portable edition, from its file, owned by somebody who is no superuser');
 as('owner', 'shop', q{
@@ -140,7 +146,7 @@ for my $to (qw(idem idem_portable portable idem_portable idem portable idem))
 is( $node->safe_psql('shop', q{
 		SELECT string_agg(o.name, ' ') FROM (
 			SELECT oid, 'pg_class'::regclass, relname FROM pg_class WHERE relkind NOT IN ('i', 'c')
-			UNION ALL SELECT oid, 'pg_proc'::regclass, proname FROM pg_proc
+			UNION ALL SELECT oid, 'pg_proc'::regclass, proname FROM pg_proc WHERE pronamespace = 'requests'::regnamespace
 			UNION ALL SELECT oid, 'pg_type'::regclass, typname FROM pg_type WHERE typtype = 'e' OR typname LIKE '%\_\_%') AS o (oid, class, name)
 		WHERE o.name LIKE 'idem%'
 			AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = o.oid AND d.classid = o.class AND d.deptype = 'e')}),
@@ -150,6 +156,17 @@ is( $node->safe_psql('shop', q{
 like($complaint, qr/ERROR:  extension "idem" is installed in this database\n/, 'the portable edition beside the C edition: refused');
 (undef, undef, $complaint) = $node->psql('shop', 'CREATE EXTENSION idem_portable');
 like($complaint, qr/ERROR:  extension "idem" is installed in this database\n/, 'and as an extension');
+
+# A transaction that began before the move does not see the policies, and must not go by others.
+my $old = Client->new($node, 'shop');
+$old->ask('BEGIN ISOLATION LEVEL REPEATABLE READ');
+$old->ask('SELECT 1');
+moves('portable', 5, 'an old snapshot');
+is($old->ask("SELECT requests.idem_claim('user', 'new', 'short')"), 'ERROR:  40001', 'an old snapshot claims nothing');
+$old->ask('ROLLBACK');
+is($old->ask("SELECT requests.idem_claim('user', 'done', fingerprint => '\\x0102')"), 'f', 'the retry gets its answer');
+$old->quit;
+moves('idem', 5, 'an old snapshot');
 
 # The promises hold in the other edition.
 is( as('app', 'shop', q{
@@ -182,7 +199,12 @@ as('owner', 'shop', 'CREATE VIEW requests.mine AS SELECT request_id, state FROM 
 refuses('idem', qr/view (requests\.)?mine depends on/, 'an object that depends on it');
 as('owner', 'shop', 'DROP VIEW requests.mine');
 my ($status, $out, $err) = run_script($script, 'app', 'shop', schema => 'requests', to => 'idem');
-like($err, qr/ERROR:  (permission denied|must be owner)/, 'somebody else: refused');
+like($err, qr/ERROR:  idem belongs to role owner\n/, 'somebody else: refused');
+($status, $out, $err) = run_script($script, $node->safe_psql('shop', 'SELECT current_user'), 'shop', schema => 'requests', to => 'idem');
+like($err, qr/ERROR:  idem belongs to role owner\n/, 'a superuser, too: it would own it from then on');
+as('owner', 'shop', 'GRANT CREATE ON SCHEMA requests TO app');
+refuses('idem', qr/ERROR:  others may create objects in schema requests: app\n/, 'others who may put objects in the way');
+as('owner', 'shop', 'REVOKE CREATE ON SCHEMA requests FROM app');
 (undef, undef, $err) = $node->psql('shop', 'CREATE EXTENSION idem');
 like(
 	$err,
