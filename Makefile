@@ -57,7 +57,7 @@ endif
 # which look at what only one of them has.
 EDITION = c
 ONLY_c = no_extension rights_statistics settings table_changes \
-	policy_latest row_key_share
+	policy_latest row_key_share claimed_again
 ONLY_portable = portable \
 	portable_policy
 

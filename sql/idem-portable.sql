@@ -20,6 +20,8 @@
  *	 subtransaction: waiters see a ROLLBACK TO of the holder up to two seconds late
  *	 (deadlock_timeout and a second), and many claims in one transaction, of a batch
  *	 too, slow down other sessions' snapshots once there are more than 64 of them.
+ * - Whoever does not want to wait does so for a transaction that has removed the request
+ *	 and claimed it again: only the removal can be seen.
  * - A ttl that grows, and key_time = uuidv7 that is switched on, wait for the transactions
  *	 that have claimed, and not only for other changes of idem_scopes.
  * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.  Let no such

@@ -609,6 +609,21 @@ classify(Store *store, IdemFound *found, bool *visible)
 	return IDEM_PROBE_PRESENT;
 }
 
+/* keys: NULL for the next row of the same key */
+static bool
+next_row(Store *store, ScanKey keys)
+{
+	/* What the scan allocates lives as long as the scan. */
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+	bool		any;
+
+	if (keys != NULL)
+		index_rescan(store->scan, keys, KEY_COLUMNS, NULL, 0);
+	any = index_getnext_slot(store->scan, ForwardScanDirection, store->slot);
+	MemoryContextSwitchTo(caller);
+	return any;
+}
+
 /*
  * One look.  speculative: the token of an inserter that has not made sure of its
  * key yet, and may be about to lose it; 0: none.  visible: false if the row is newer
@@ -621,21 +636,21 @@ probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
 	Store	   *store = use_store();
 	ScanKeyData keys[KEY_COLUMNS];
 	IdemProbe	probe = IDEM_PROBE_ABSENT;
-	MemoryContext caller;
 	bool		any;
 
 	*visible = true;
-	/* What the scan allocates lives as long as the scan. */
-	caller = MemoryContextSwitchTo(store->context);
+	*speculative = 0;
 	init_key_scan(keys, key);
-	index_rescan(store->scan, keys, KEY_COLUMNS, NULL, 0);
-	any = index_getnext_slot(store->scan, ForwardScanDirection, store->slot);
-	MemoryContextSwitchTo(caller);
-
-	*speculative = any ? store->dirty.speculativeToken : 0;
-	if (any)
+	any = next_row(store, keys);
+	while (any)
 	{
+		*speculative = store->dirty.speculativeToken;
 		probe = classify(store, found, visible);
+		/* Whoever deletes the row may have claimed the key again, which decides. */
+		any = probe == IDEM_PROBE_DELETING && next_row(store, NULL);
+	}
+	if (probe != IDEM_PROBE_ABSENT)
+	{
 		/* Gives back the scan's pins, as the next line does the slot's. */
 		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
 	}

@@ -311,12 +311,16 @@ sub may_run
 		return 1;
 	}
 	return 0 if $state->[$slot]{brief} && $self->waits_briefly($step);
-	# See README.md: the portable edition cannot tell who removes a row that its snapshot does not see.
-	return 0
-	  if $step->{kind} eq 'claim'
-	  && ($self->wait_of($step) eq 'no' || $self->waits_briefly($step))
-	  && $self->snapshot_is_old($slot)
-	  && any { my $other = $_; any { touches($other, key_name($_), 'dropped') } @{ $step->{keys} } } @others;
+	# See README.md: the portable edition cannot tell who removes a row that its snapshot does
+	# not see, nor that who removes it has claimed it again.
+	if ($step->{kind} eq 'claim' && ($self->wait_of($step) ne 'patient' || $state->[$slot]{brief}))
+	{
+		my $how = $self->snapshot_is_old($slot) ? 'dropped' : 'again';
+		for my $key (map { key_name($_) } @{ $step->{keys} })
+		{
+			return 0 if any { touches($_, $key, $how) } @others;
+		}
+	}
 	# It would see the policy of its snapshot in one edition, and the new one in the other.
 	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
 	# One who looks for an unlocked row must not come upon one who does.
@@ -396,9 +400,9 @@ sub follow
 	$state->{failed} = $reply->{status} eq 'E';
 	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
 	{
-		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { (map { $_ => $state->{$_} } qw(touched dropped)), policy => $state->{policy}, open => 1 }
+		$self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } = { (map { $_ => $state->{$_} } qw(touched dropped again)), policy => $state->{policy}, open => 1 }
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
-		$state->{$_} = {} for qw(touched dropped);
+		$state->{$_} = {} for qw(touched dropped again);
 		$state->{savepoints} = [];
 		$state->{policy} = $state->{brief} = undef;
 		$state->{snapshot} = undef if !$state->{open};
@@ -414,6 +418,10 @@ sub follow
 	if ($step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/)
 	{
 		$state->{dropped}{$_} = 1 for $step->{kind} eq 'clean' ? '*' : map { key_name($_) } @{ $step->{keys} };
+	}
+	if ($step->{kind} eq 'claim')
+	{
+		$state->{again}{$_} = 1 for grep { touches($state, $_, 'dropped') } map { key_name($_) } @{ $step->{keys} };
 	}
 	$state->{touched}{'*'} = 1 if $step->{kind} eq 'clean';
 	$state->{touched}{ key_name($_) } = 1 for @{ $step->{keys} };

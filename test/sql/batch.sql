@@ -75,6 +75,7 @@ SELECT * FROM idem_claim_many('{{batch,batch}}', '{{q,r}}');
 SELECT * FROM idem_claim_many('{batch,batch}', '{{q,r}}');
 SELECT * FROM idem_claim_many('{{batch}}', '{q}');
 SELECT * FROM idem_claim_many('{{batch}}', NULL);
+\echo :LAST_ERROR_MESSAGE
 SELECT * FROM idem_claim_many('{batch,batch}', '{q,r}', '', ARRAY[['\x01', '\x02']]::bytea[]);
 SELECT idem_status('batch', 'q') AS nothing_claimed;
 -- Bounds are of no matter.
