@@ -177,7 +177,8 @@ install_redis_without_service()
 	)
 }
 
-# What the recipes are shown with, besides the server
+# What the recipes are shown with, besides the server. A Node that is not Debian's comes
+# with npm, and in the way of Debian's node-pg: install_node_modules.
 prepare_for_recipes()
 {
 	local packages=() redis=
@@ -185,13 +186,30 @@ prepare_for_recipes()
 	command -v redis-server >/dev/null || redis=missing
 	perl -MDBD::Pg -e 1 2>/dev/null || packages+=(libdbd-pg-perl)
 	perl -MRedis -e 1 2>/dev/null || packages+=(libredis-perl)
-	node -e 'require("pg")' >/dev/null 2>&1 || packages+=(nodejs node-pg)
+	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
 	[ "${#packages[@]}" -gt 0 ] || [ -n "$redis" ] || return 0
 	command -v apt-get >/dev/null ||
 		die "not a Debian: please install Redis, Perl's DBD::Pg and Redis, Node's pg"
 	apt update
 	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 	[ -z "$redis" ] || install_redis_without_service
+}
+
+has_node_modules()
+{
+	as_user node -e 'require("pg")' >/dev/null 2>&1
+}
+
+# install_node_modules FOLDER: of its package.json, into it, where the machine does not
+# have them
+install_node_modules()
+{
+	has_node_modules && return
+	(cd "$1" && npm install --silent --no-audit --no-fund --ignore-scripts </dev/null) ||
+		die "npm install in $1 failed"
+	if [ "$(id -u)" -eq 0 ]; then
+		chown -R "$(server_user):" "$1"
+	fi
 }
 
 # A copy of the tree, without what a build or a test has left in it.
