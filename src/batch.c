@@ -29,14 +29,17 @@
 #include "store.h"
 #include "wait.h"
 
-/* One element of the arrays */
-typedef struct BatchElement
+/*
+ * What is known of the answers, by the order of the arrays.  Stored results are kept
+ * apart, since most answers have none.
+ */
+typedef struct BatchAnswers
 {
-	int			ordinal;		/* from 1 */
-	bool		valid;
-	IdemKey		key;
-	bytea	   *fingerprint;	/* NULL: none */
-} BatchElement;
+	IdemOutcome *outcome;
+	bool	   *has_result;
+	Tuplesortstate *results;	/* answers that have one */
+	TupleTableSlot *slot;
+} BatchAnswers;
 
 PG_FUNCTION_INFO_V1(idem_claim_many);
 
@@ -71,9 +74,12 @@ valid_id(Datum value, bool isnull)
 	return id != NULL && idem_id_is_valid(id) ? id : NULL;
 }
 
-/* Arguments: user_ids, request_ids, scope, fingerprints. */
-static BatchElement *
-read_elements(FunctionCallInfo fcinfo, text *scope, int *n)
+/*
+ * Arguments: user_ids, request_ids, scope, fingerprints.  Returns the elements that are
+ * valid, nvalid of n.
+ */
+static IdemClaimItem *
+read_items(FunctionCallInfo fcinfo, text *scope, int *n, int *nvalid)
 {
 	Datum	   *users,
 			   *requests,
@@ -83,7 +89,7 @@ read_elements(FunctionCallInfo fcinfo, text *scope, int *n)
 			   *no_fingerprint = NULL;
 	int			nrequests,
 				nfingerprints;
-	BatchElement *elements;
+	IdemClaimItem *items;
 
 	deconstruct(fcinfo, 0, TEXTOID, &users, &no_user, n);
 	deconstruct(fcinfo, 1, TEXTOID, &requests, &no_request, &nrequests);
@@ -94,69 +100,41 @@ read_elements(FunctionCallInfo fcinfo, text *scope, int *n)
 	if (nrequests != *n || nfingerprints != *n)
 		raise_bad_arrays("arrays must have the same length");
 
-	elements = palloc0(Max(*n, 1) * sizeof(BatchElement));
+	items = palloc(Max(*n, 1) * sizeof(IdemClaimItem));
+	*nvalid = 0;
 	for (int i = 0; i < *n; i++)
 	{
-		BatchElement *element = &elements[i];
+		IdemClaimItem *item = &items[*nvalid];
 
-		element->ordinal = i + 1;
-		element->key.scope = scope;
-		element->key.user_id = valid_id(users[i], no_user[i]);
-		element->key.request_id = valid_id(requests[i], no_request[i]);
+		item->ordinal = i + 1;
+		item->key.scope = scope;
+		item->key.user_id = valid_id(users[i], no_user[i]);
+		item->key.request_id = valid_id(requests[i], no_request[i]);
+		item->fingerprint = NULL;
 		if (fingerprints != NULL && !no_fingerprint[i])
-			element->fingerprint = DatumGetByteaPP(fingerprints[i]);
-		element->valid = element->key.user_id != NULL &&
-			element->key.request_id != NULL &&
-			(element->fingerprint == NULL ||
-			 idem_fingerprint_is_valid(element->fingerprint));
+			item->fingerprint = DatumGetByteaPP(fingerprints[i]);
+		if (item->key.user_id != NULL && item->key.request_id != NULL &&
+			(item->fingerprint == NULL ||
+			 idem_fingerprint_is_valid(item->fingerprint)))
+			(*nvalid)++;
 	}
-	return elements;
+	return items;
 }
 
-/* The order of claiming; elements that are not valid come first. */
+/* The order of claiming */
 static int
-compare_elements(const void *a, const void *b)
+compare_items(const void *a, const void *b)
 {
-	const BatchElement *x = a;
-	const BatchElement *y = b;
-	int			order = (int) x->valid - (int) y->valid;
+	const IdemClaimItem *x = a;
+	const IdemClaimItem *y = b;
+	int			order = idem_key_compare(&x->key, &y->key);
 
-	if (order == 0 && x->valid)
-		order = idem_key_compare(&x->key, &y->key);
 	return order != 0 ? order : x->ordinal - y->ordinal;
 }
 
-static void
-claim_element(IdemClaimCall *call, const BatchElement *element,
-			  IdemClaimAnswer *answer)
-{
-	memset(answer, 0, sizeof(*answer));
-	answer->outcome = IDEM_INVALID;
-	call->key = element->key;
-	call->fingerprint = element->fingerprint;
-	if (element->valid)
-		idem_claim_key(call, answer);
-	if (answer->outcome == IDEM_INVALID)
-		idem_stats_count_outcome(IDEM_INVALID);
-}
-
-static void
-put_answer(Tuplesortstate *answers, TupleTableSlot *slot, int ordinal,
-		   const IdemClaimAnswer *answer)
-{
-	ExecClearTuple(slot);
-	memset(slot->tts_isnull, 0, 3 * sizeof(bool));
-	slot->tts_values[0] = Int32GetDatum(ordinal);
-	slot->tts_values[1] =
-		ObjectIdGetDatum(idem_catalog()->outcome[answer->outcome]);
-	slot->tts_values[2] = PointerGetDatum(answer->result);
-	slot->tts_isnull[2] = answer->result == NULL;
-	ExecStoreVirtualTuple(slot);
-	tuplesort_puttupleslot(answers, slot);
-}
-
+/* In the order of the arrays, within work_mem */
 static Tuplesortstate *
-begin_answers(TupleDesc desc)
+begin_results(TupleDesc desc)
 {
 	AttrNumber	ordinal = 1;
 	Oid			ascending = Int4LessOperator;
@@ -167,26 +145,95 @@ begin_answers(TupleDesc desc)
 								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
 }
 
-/* Claims the elements, in their order.  What a claim allocates goes with it. */
 static void
-claim_elements(IdemClaimCall *call, const BatchElement *elements, int n,
-			   Tuplesortstate *answers, TupleTableSlot *slot)
+put_row(TupleTableSlot *slot, int ordinal, IdemOutcome outcome,
+		const Jsonb *result)
 {
-	MemoryContext one = AllocSetContextCreate(CurrentMemoryContext,
-											  "idem batch element",
-											  ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(one);
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, 0, 3 * sizeof(bool));
+	slot->tts_values[0] = Int32GetDatum(ordinal);
+	slot->tts_values[1] = ObjectIdGetDatum(idem_catalog()->outcome[outcome]);
+	slot->tts_values[2] = PointerGetDatum(result);
+	slot->tts_isnull[2] = result == NULL;
+	ExecStoreVirtualTuple(slot);
+}
 
+/* Those that are not valid have theirs. */
+static void
+begin_answers(BatchAnswers *answers, int n, int ninvalid, TupleDesc desc)
+{
+	answers->outcome = palloc(Max(n, 1) * sizeof(IdemOutcome));
+	for (int i = 0; i < n; i++)
+		answers->outcome[i] = IDEM_INVALID;
+	for (int i = 0; i < ninvalid; i++)
+		idem_stats_count_outcome(IDEM_INVALID);
+	answers->has_result = palloc0(Max(n, 1) * sizeof(bool));
+	answers->results = begin_results(desc);
+	answers->slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+}
+
+static void
+return_answers(BatchAnswers *answers, int n, ReturnSetInfo *rsinfo)
+{
+	TupleTableSlot *result = MakeSingleTupleTableSlot(rsinfo->setDesc,
+													  &TTSOpsMinimalTuple);
+
+	tuplesort_performsort(answers->results);
 	for (int i = 0; i < n; i++)
 	{
-		IdemClaimAnswer answer;
+		TupleTableSlot *slot = result;
 
-		claim_element(call, &elements[i], &answer);
-		put_answer(answers, slot, elements[i].ordinal, &answer);
+		if (!answers->has_result[i])
+		{
+			slot = answers->slot;
+			put_row(slot, i + 1, answers->outcome[i], NULL);
+		}
+		else if (!tuplesort_gettupleslot(answers->results, true, false, slot,
+										 NULL))
+			elog(ERROR, "a stored result is missing");
+		tuplestore_puttupleslot(rsinfo->setResult, slot);
+	}
+	ExecDropSingleTupleTableSlot(result);
+	ExecDropSingleTupleTableSlot(answers->slot);
+	tuplesort_end(answers->results);
+}
+
+static void
+put_answer(BatchAnswers *answers, int ordinal, const IdemClaimAnswer *answer)
+{
+	answers->outcome[ordinal - 1] = answer->outcome;
+	if (answer->outcome == IDEM_INVALID)
+		idem_stats_count_outcome(IDEM_INVALID);
+	if (answer->result == NULL)
+		return;
+	answers->has_result[ordinal - 1] = true;
+	put_row(answers->slot, ordinal, answer->outcome, answer->result);
+	tuplesort_puttupleslot(answers->results, answers->slot);
+}
+
+/* Claims the items, in their order.  What a claim allocates goes with it. */
+static void
+claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
+			BatchAnswers *answers)
+{
+	IdemClaimAnswer *some = palloc(IDEM_CLAIM_FIRST_MAX *
+								   sizeof(IdemClaimAnswer));
+	MemoryContext one = AllocSetContextCreate(CurrentMemoryContext,
+											  "idem batch elements",
+											  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(one);
+	int			nanswered;
+
+	for (int i = 0; i < nitems; i += nanswered)
+	{
+		nanswered = idem_claim_first_keys(call, &items[i], nitems - i, some);
+		for (int j = 0; j < nanswered; j++)
+			put_answer(answers, items[i + j].ordinal, &some[j]);
 		MemoryContextReset(one);
 	}
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(one);
+	pfree(some);
 }
 
 /*
@@ -201,29 +248,21 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemClaimCall call = {0};
 	text	   *scope;
-	BatchElement *elements;
+	IdemClaimItem *items;
 	int			n;
-	Tuplesortstate *answers;
-	TupleTableSlot *slot;
+	int			nvalid;
+	BatchAnswers answers;
 
 	call.deadline = idem_deadline_from_arg(fcinfo, 4);
 	scope = idem_scope_from_arg(fcinfo, 2);
-	elements = read_elements(fcinfo, scope, &n);
-	qsort(elements, n, sizeof(BatchElement), compare_elements);
+	items = read_items(fcinfo, scope, &n, &nvalid);
+	qsort(items, nvalid, sizeof(IdemClaimItem), compare_items);
 
 	InitMaterializedSRF(fcinfo, 0);
-	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
-	answers = begin_answers(rsinfo->setDesc);
 	idem_claim_begin(&call, "idem_claim_many()");
-	claim_elements(&call, elements, n, answers, slot);
+	begin_answers(&answers, n, n - nvalid, rsinfo->setDesc);
+	claim_items(&call, items, nvalid, &answers);
 	idem_claim_end(&call);
-	ExecDropSingleTupleTableSlot(slot);
-
-	tuplesort_performsort(answers);
-	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsMinimalTuple);
-	while (tuplesort_gettupleslot(answers, true, false, slot, NULL))
-		tuplestore_puttupleslot(rsinfo->setResult, slot);
-	ExecDropSingleTupleTableSlot(slot);
-	tuplesort_end(answers);
+	return_answers(&answers, n, rsinfo);
 	return (Datum) 0;
 }

@@ -58,6 +58,19 @@
  */
 #define DELETE_WAIT_MS 5000
 
+/*
+ * From how many on keys are claimed together: each time takes an id of a
+ * subtransaction, and when a transaction has more than 64 of those, every snapshot
+ * that other sessions take costs more.
+ */
+#define TOGETHER_MIN 64
+
+/*
+ * After how many absent keys in a row one look is spent on all that follow: new ids in
+ * the order of time are often beyond all that are there.
+ */
+#define ABSENT_IN_A_ROW 16
+
 /* What an attempt ends in */
 typedef enum Step
 {
@@ -70,6 +83,14 @@ typedef enum Step
 	STEP_WAIT_FOR_ROW_LOCK,
 	STEP_WAIT_FOR_LEASE
 } Step;
+
+/* What the table said of the key */
+typedef struct Look
+{
+	bool		taken;			/* false: look first */
+	IdemProbe	probe;
+	IdemFound	found;
+} Look;
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
@@ -217,18 +238,21 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 	return STEP_ANSWER;
 }
 
-/* One look at the key, and one write; it waits for nobody. */
+/* One look at the key, unless it is taken, and one write; it waits for nobody. */
 static Step
-attempt(IdemClaimCall *call, IdemFound *found,
-		IdemProbe *probe, IdemClaimAnswer *answer)
+attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
+	IdemFound  *found = &look->found;
 	IdemOutcome outcome;
 	bool		lease_is_live;
 
-	*probe = idem_store_probe(&call->key, found);
-	if (*probe == IDEM_PROBE_ABSENT)
+	if (!look->taken)
+		look->probe = idem_store_probe(&call->key, found);
+	/* Whoever comes here again wants another one. */
+	look->taken = false;
+	if (look->probe == IDEM_PROBE_ABSENT)
 		return claim_absent(call, answer);
-	if (*probe != IDEM_PROBE_PRESENT)
+	if (look->probe != IDEM_PROBE_PRESENT)
 		return STEP_WAIT_FOR_TRANSACTION;
 
 	if (!found->ours && idem_row_counts_as_absent(&call->policy, &found->row))
@@ -250,13 +274,13 @@ attempt(IdemClaimCall *call, IdemFound *found,
 }
 
 static Step
-attempt_under_key_lock(IdemClaimCall *call, IdemFound *found,
-					   IdemProbe *probe, IdemClaimAnswer *answer)
+attempt_under_key_lock(IdemClaimCall *call, Look *look,
+					   IdemClaimAnswer *answer)
 {
 	Step		step;
 
 	idem_store_lock_key(&call->key);
-	step = attempt(call, found, probe, answer);
+	step = attempt(call, look, answer);
 	idem_store_unlock_key(&call->key);
 	return step;
 }
@@ -296,9 +320,10 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 
 /* False: the caller's patience is at its end. */
 static bool
-wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
-				IdemFound *found, IdemDeadline *delete_deadline)
+wait_for_holder(IdemClaimCall *call, Step step, Look *look,
+				IdemDeadline *delete_deadline)
 {
+	IdemFound  *found = &look->found;
 	IdemDeadline *deadline = &call->deadline;
 
 	idem_claim_end(call);
@@ -317,7 +342,7 @@ wait_for_holder(IdemClaimCall *call, Step step, IdemProbe probe,
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
 		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
-	if (probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
+	if (look->probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
 	return idem_wait_for_transaction(&call->key, found->xid, deadline);
 }
@@ -347,11 +372,16 @@ idem_claim_end(IdemClaimCall *call)
 	call->has_policy = false;
 }
 
-void
-idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
+static void
+clear_answer(IdemClaimAnswer *answer)
 {
-	IdemFound	found;
-	IdemProbe	probe = IDEM_PROBE_ABSENT;
+	memset(answer, 0, sizeof(*answer));
+	answer->expires_at = answer->lease_until = IDEM_NO_TIME;
+}
+
+static void
+claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
+{
 	Step		step;
 	int64		wait_began_us = 0;
 	IdemDeadline delete_deadline;
@@ -359,13 +389,12 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		memset(answer, 0, sizeof(*answer));
-		answer->expires_at = answer->lease_until = IDEM_NO_TIME;
+		clear_answer(answer);
 		step = take_policy(call, answer);
 		if (step == STEP_LOOK)
 			step = call->lease_us > 0 ?
-				attempt_under_key_lock(call, &found, &probe, answer) :
-				attempt(call, &found, &probe, answer);
+				attempt_under_key_lock(call, look, answer) :
+				attempt(call, look, answer);
 		if (step == STEP_ANSWER)
 			break;
 		if (step == STEP_AGAIN)
@@ -375,7 +404,7 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 			wait_began_us = idem_monotonic_us();
 			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
 		}
-		if (!wait_for_holder(call, step, probe, &found, &delete_deadline))
+		if (!wait_for_holder(call, step, look, &delete_deadline))
 		{
 			answer->outcome = idem_outcome_of_passed(&call->deadline);
 			break;
@@ -394,9 +423,130 @@ idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
 	{
 		idem_held_note_answer(&call->key, answer->outcome, answer->result,
 							  step == STEP_ANSWER &&
-							  probe == IDEM_PROBE_PRESENT && found.ours);
+							  look->probe == IDEM_PROBE_PRESENT &&
+							  look->found.ours);
 		idem_stats_count_outcome(answer->outcome);
 	}
+}
+
+void
+idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
+{
+	Look		look = {.taken = false,.probe = IDEM_PROBE_ABSENT};
+
+	claim_key(call, &look, answer);
+}
+
+/* ----- many keys ----- */
+
+static void
+set_item(IdemClaimCall *call, const IdemClaimItem *item)
+{
+	call->key = item->key;
+	call->fingerprint = item->fingerprint;
+}
+
+/*
+ * How many of the items, from the first on, nobody has.  look: at the first of them.
+ * A repeat has to wait for what the one before it ends in.
+ */
+static int
+count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
+			 Look *look)
+{
+	Look		further;
+	Look	   *latest = look;
+	bool		rest_is_absent = false;
+	int			n;
+
+	look->taken = false;
+	for (n = 0; n < nitems; n++, latest = &further)
+	{
+		IdemClaimAnswer unused;
+
+		CHECK_FOR_INTERRUPTS();
+		set_item(call, &items[n]);
+		if ((n > 0 && idem_key_equal(&items[n - 1].key, &call->key)) ||
+			take_policy(call, &unused) != STEP_LOOK)
+			break;
+		if (n == ABSENT_IN_A_ROW)
+			rest_is_absent =
+				idem_store_is_empty_between(&call->key,
+											&items[nitems - 1].key);
+		if (!rest_is_absent)
+		{
+			latest->probe = idem_store_probe(&call->key, &latest->found);
+			latest->taken = true;
+			if (latest->probe != IDEM_PROBE_ABSENT)
+				break;
+		}
+		if (is_stale(call))
+			break;
+	}
+	return n;
+}
+
+/* False: a key is not free any more, or somebody changes a promise; nothing is
+ * claimed. */
+static bool
+claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
+				  IdemClaimAnswer *answers)
+{
+	IdemNewRow *rows;
+	bool		claimed;
+
+	if (begin_promise(call) != STEP_PROMISE)
+		return false;
+	rows = palloc(nitems * sizeof(IdemNewRow));
+	for (int i = 0; i < nitems; i++)
+	{
+		set_item(call, &items[i]);
+		(void) check_key_time(call);
+		rows[i].key = call->key;
+		rows[i].row = claimed_row(call, NULL);
+	}
+	claimed = idem_store_insert_many(rows, nitems);
+	for (int i = 0; claimed && i < nitems; i++)
+	{
+		set_item(call, &items[i]);
+		clear_answer(&answers[i]);
+		answer_with(&answers[i], IDEM_CLAIMED, &rows[i].row);
+		note_claimed(call, &answers[i]);
+	}
+	pfree(rows);
+	return claimed;
+}
+
+/*
+ * Nothing waits for another transaction before all keys that come earlier are
+ * claimed.
+ */
+int
+idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
+					  int nitems, IdemClaimAnswer *answers)
+{
+	Look		look;
+	int			nabsent = count_absent(call, items,
+									   Min(nitems, IDEM_CLAIM_FIRST_MAX),
+									   &look);
+
+	if (nabsent >= TOGETHER_MIN &&
+		claim_absent_keys(call, items, nabsent, answers))
+		return nabsent;
+
+	nabsent = Max(nabsent, 1);
+	for (int i = 0; i < nabsent; i++)
+	{
+		set_item(call, &items[i]);
+		claim_key(call, &look, &answers[i]);
+		/* No more than one stored result in memory */
+		if (answers[i].outcome != IDEM_CLAIMED)
+			return i + 1;
+		/* The next one was absent, like the first. */
+		look.taken = true;
+		look.probe = IDEM_PROBE_ABSENT;
+	}
+	return nabsent;
 }
 
 /* ----- SQL ----- */

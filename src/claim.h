@@ -50,6 +50,14 @@ typedef struct IdemClaimAnswer
 extern void idem_claim_begin(IdemClaimCall *call, const char *command);
 extern void idem_claim_end(IdemClaimCall *call);
 
+/* One of many keys */
+typedef struct IdemClaimItem
+{
+	IdemKey		key;
+	bytea	   *fingerprint;	/* NULL: none */
+	int			ordinal;		/* the caller's */
+} IdemClaimItem;
+
 /*
  * Claims the key; the caller has checked the arguments, but for what the scope's
  * policy says of them: IDEM_INVALID says that the key's time is not as it wants
@@ -57,5 +65,15 @@ extern void idem_claim_end(IdemClaimCall *call);
  * the answer points to is palloc'd.
  */
 extern void idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer);
+
+/*
+ * Claims the first of items, and the ones after it for as long as nobody has them, and
+ * returns how many it answered: 1 at least, nitems at most.  They come in the order of
+ * the primary key.
+ */
+extern int idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
+								 int nitems, IdemClaimAnswer *answers);
+
+#define IDEM_CLAIM_FIRST_MAX IDEM_INSERT_MANY_MAX
 
 #endif							/* IDEM_CLAIM_H */

@@ -18,6 +18,12 @@
  *	6. release the lock; after a conflict the caller starts again at 1, where it
  *	   learns whom to wait for.
  *
+ * Many rows at once need neither token nor confirmation: they are written as plain
+ * rows by a subtransaction of their own, which is rolled back if any key turns out to
+ * be there.  Another inserter of such a key waits for the subtransaction, and nothing
+ * in there waits for another transaction: so it learns at once that the key is lost, or
+ * waits for its holder.  An id of a subtransaction is dear, which many rows share.
+ *
  * Steps 4 and 5 close the race between two probes that both found nothing: of
  * two entries with the same key in the unique index the second one sees the
  * first.  No decision rests on the probe alone.
@@ -130,6 +136,10 @@ typedef struct Store
 	Relation	claims;
 	Relation	key_index;
 	TupleTableSlot *slot;
+
+	/* For inserting many rows, made as they are needed */
+	TupleTableSlot **new_rows;
+	int			nnew_rows;
 
 	/* For probing */
 	SnapshotData dirty;
@@ -703,6 +713,32 @@ idem_store_is_absent(const IdemKey *key)
 	return !found;
 }
 
+/*
+ * Any index entry counts, also of a dead row: so it ends at the first, however many
+ * were cleaned up.
+ */
+bool
+idem_store_is_empty_between(const IdemKey *first, const IdemKey *last)
+{
+	Store	   *store = use_store();
+	ScanKeyData keys[2];
+	IndexScanDesc scan;
+	bool		empty;
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_TEXT_GE,
+				PointerGetDatum(first->request_id));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_TEXT_LE,
+				PointerGetDatum(last->request_id));
+	scan = idem_index_beginscan(store->claims, store->key_index,
+								&store->dirty, lengthof(keys));
+	scan->ignore_killed_tuples = false;
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	empty = index_getnext_tid(scan, ForwardScanDirection) == NULL;
+	index_endscan(scan);
+	done_with_store(store);
+	return empty;
+}
+
 bool
 idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
 {
@@ -794,9 +830,10 @@ open_indexes(Store *store)
 
 /* conflict: NULL for an update */
 static void
-insert_index_entries(Store *store, bool *conflict, bool only_summarizing)
+insert_index_entries(Store *store, TupleTableSlot *slot, bool *conflict,
+					 bool only_summarizing)
 {
-	idem_insert_index_tuples(store->target, store->slot, store->estate,
+	idem_insert_index_tuples(store->target, slot, store->estate,
 							 conflict == NULL, conflict, store->arbiters,
 							 only_summarizing);
 	idem_index_insert_cleanup(store->target);
@@ -855,7 +892,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(store->claims, store->slot,
 								   GetCurrentCommandId(true), 0, NULL, token);
-	insert_index_entries(store, &conflict, false);
+	insert_index_entries(store, store->slot, &conflict, false);
 	table_tuple_complete_speculative(store->claims, store->slot, token,
 									 !conflict);
 	SpeculativeInsertionLockRelease(xid);
@@ -865,6 +902,77 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 	if (!conflict)
 		CommandCounterIncrement();
 	return !conflict;
+}
+
+static void
+make_new_row_slots(Store *store, int n)
+{
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+
+	Assert(n <= IDEM_INSERT_MANY_MAX);
+	if (store->new_rows == NULL)
+		store->new_rows = palloc(IDEM_INSERT_MANY_MAX * sizeof(TupleTableSlot *));
+	for (; store->nnew_rows < n; store->nnew_rows++)
+		store->new_rows[store->nnew_rows] =
+			MakeSingleTupleTableSlot(store->slot->tts_tupleDescriptor,
+									 &TTSOpsVirtual);
+	MemoryContextSwitchTo(caller);
+}
+
+/* False: a key is there after all, and some rows are written. */
+static bool
+insert_rows(Store *store, const IdemNewRow *rows, int nrows)
+{
+	bool		conflict = false;
+
+	for (int i = 0; i < nrows; i++)
+		fill_slot(store->new_rows[i], &rows[i].key, &rows[i].row);
+	table_multi_insert(store->claims, store->new_rows, nrows,
+					   GetCurrentCommandId(true), 0, NULL);
+	for (int i = 0; i < nrows && !conflict; i++)
+		insert_index_entries(store, store->new_rows[i], &conflict, false);
+	return !conflict;
+}
+
+/* An error leaves no subtransaction behind, which the caller would take for its own. */
+bool
+idem_store_insert_many(const IdemNewRow *rows, int nrows)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	Store	   *store = use_store();
+	ErrorData  *volatile error = NULL;
+	volatile bool inserted = false;
+
+	open_indexes(store);
+	make_new_row_slots(store, nrows);
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		inserted = insert_rows(store, rows, nrows);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	if (inserted)
+		ReleaseCurrentSubTransaction();
+	else
+		RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (error != NULL)
+		ReThrowError(error);
+
+	for (int i = 0; i < nrows; i++)
+		ExecClearTuple(store->new_rows[i]);
+	done_with_store(store);
+	return inserted;
 }
 
 /*
@@ -955,7 +1063,7 @@ idem_store_update(const IdemKey *key, ItemPointer tid, const IdemRow *row)
 		result = update_row(store, key, tid, row, true, &update_indexes);
 	updated = row_was_free(result);
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
-		insert_index_entries(store, NULL,
+		insert_index_entries(store, store->slot, NULL,
 							 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
 	ExecClearTuple(store->slot);
 	done_with_store(store);

@@ -87,6 +87,13 @@ extern bool idem_store_is_absent(const IdemKey *key);
 extern bool idem_store_find_ours(const IdemKey *key, IdemFound *found);
 
 /*
+ * Whether there is nothing at all from the request id of one key to that of another.
+ * No more than idem_store_probe() would say of each key in between.
+ */
+extern bool idem_store_is_empty_between(const IdemKey *first,
+										const IdemKey *last);
+
+/*
  * The next three say false, and have written nothing, when another transaction
  * was there first: probe again.  What they wrote is visible to the next command
  * of this transaction, as after an SQL statement.
@@ -96,6 +103,21 @@ extern bool idem_store_insert(const IdemKey *key,
 extern bool idem_store_update(const IdemKey *key,
 							  ItemPointer tid, const IdemRow *row);
 extern bool idem_store_delete(ItemPointer tid);
+
+/*
+ * Inserts rows of keys that idem_store_probe() found absent, which are different
+ * keys: all of them, or none, if any key is there after all.  Takes a
+ * subtransaction for that, so it pays for many rows only.
+ */
+typedef struct IdemNewRow
+{
+	IdemKey		key;
+	IdemRow		row;
+} IdemNewRow;
+
+#define IDEM_INSERT_MANY_MAX 1000
+
+extern bool idem_store_insert_many(const IdemNewRow *rows, int nrows);
 
 /*
  * Locks a key for the short time in which a lease looks, draws its token and

@@ -184,6 +184,22 @@ SAVEPOINT s;
 SELECT idem_claim('abc', 'r');
 \echo :SQLSTATE
 ROLLBACK TO s;
+-- In the middle of a batch it undoes all of that, and the block that catches it goes on.
+CREATE FUNCTION pg_temp.batch(users text[]) RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(*) FROM idem_claim_many(users, (SELECT array_agg('b' || i ORDER BY i) FROM generate_series(1001, 1100) AS i), 's')
+	WHERE outcome = 'claimed'
+$$;
+DO $$
+BEGIN
+	BEGIN
+		PERFORM pg_temp.batch(array_fill('user'::text, ARRAY[70]) || 'two'::text || array_fill('user'::text, ARRAY[29]));
+	EXCEPTION WHEN division_by_zero THEN
+		RAISE NOTICE 'caught, % rows', (SELECT count(*) FROM idem_claims WHERE request_id LIKE 'b1%');
+	END;
+	RAISE NOTICE '% claimed', pg_temp.batch(array_fill('user'::text, ARRAY[100]));
+END $$;
+SELECT count(*) FROM idem_claims WHERE request_id LIKE 'b1%';
+DELETE FROM idem_claims WHERE request_id LIKE 'b1%';
 DROP INDEX regress_idem_error;
 SELECT idem_claim('abc', 'r'), idem_claim('abcd', 'r');
 COMMIT;

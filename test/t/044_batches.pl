@@ -1,4 +1,5 @@
 # Batches that overlap, in opposite order: no deadlock, and each key is claimed once.
+# They are large enough for their new keys to be written together.
 
 use strict;
 use warnings;
@@ -58,12 +59,12 @@ sub no_deadlock
 # Rolled back, so that the same keys are fought for all the time
 my $up = script('up', q{
 BEGIN;
-SELECT claim_batch(keys(1, 60, 1, 'rolled back '));
+SELECT claim_batch(keys(1, 160, 1, 'rolled back '));
 ROLLBACK;
 });
 my $down = script('down', q{
 BEGIN;
-SELECT claim_batch(keys(31, 90, -1, 'rolled back '));
+SELECT claim_batch(keys(81, 240, -1, 'rolled back '));
 ROLLBACK;
 });
 for my $clients (2, 8)
@@ -79,7 +80,7 @@ cmp_ok(query('SELECT waits FROM idem_stat_claims'), '>', 100, 'they did wait for
 my $rounds = 300;
 for my $n (1 .. 2)
 {
-	my ($first, $last, $step) = $n == 1 ? (1, 40, 1) : (21, 60, -1);
+	my ($first, $last, $step) = $n == 1 ? (1, 120, 1) : (61, 180, -1);
 	query("CREATE SEQUENCE rounds_$n");
 	query(qq{
 CREATE PROCEDURE consume_$n() LANGUAGE plpgsql AS \$\$
@@ -88,7 +89,7 @@ DECLARE
 BEGIN
 	INSERT INTO claimed
 		SELECT requests[ordinal], $n
-		FROM idem_claim_many(array_fill('user'::text, ARRAY[40]), requests)
+		FROM idem_claim_many(array_fill('user'::text, ARRAY[120]), requests)
 		WHERE outcome = 'claimed';
 END \$\$});
 }
@@ -108,7 +109,7 @@ for my $n (1 .. 2)
 ok($_->finish, 'a consumer') for @runs;
 no_deadlock('consumers');
 is(query('SELECT count(*), count(DISTINCT request) FROM claimed'),
-	$rounds * 60 . '|' . $rounds * 60, 'each key was claimed once');
+	$rounds * 180 . '|' . $rounds * 180, 'each key was claimed once');
 
 # One that was interrupted in the middle, where another's batch is waiting for it
 my $one = Client->new($node);
