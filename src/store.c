@@ -143,6 +143,7 @@ typedef struct Store
 
 	/* For probing */
 	SnapshotData dirty;
+	ScanKeyData keys[KEY_COLUMNS];
 	IndexScanDesc scan;
 
 	/* For writing index entries; made by the first write */
@@ -309,6 +310,14 @@ open_key_index(Relation claims, bool to_write)
 	return index;
 }
 
+/* ScanKeyInit() means collation "C", which is that of the columns. */
+static void
+init_scan_keys(ScanKey keys)
+{
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
+}
+
 static void
 check_writable(const char *command)
 {
@@ -344,6 +353,7 @@ open_store(void)
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
 	InitDirtySnapshot(store->dirty);
+	init_scan_keys(store->keys);
 	/* A copy of the descriptor has no reference count to give back. */
 	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
 	store->slot = MakeSingleTupleTableSlot(desc,
@@ -514,17 +524,11 @@ idem_store_init(void)
 /* ----- reading ----- */
 
 static void
-init_key_scan(ScanKey keys, const IdemKey *key)
+set_scan_keys(ScanKey keys, const IdemKey *key)
 {
-	Datum		values[KEY_COLUMNS] = {
-		PointerGetDatum(key->request_id),
-		PointerGetDatum(key->user_id),
-		PointerGetDatum(key->scope)
-	};
-
-	/* ScanKeyInit() means collation "C", which is that of the columns. */
-	for (int i = 0; i < KEY_COLUMNS; i++)
-		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, values[i]);
+	keys[0].sk_argument = PointerGetDatum(key->request_id);
+	keys[1].sk_argument = PointerGetDatum(key->user_id);
+	keys[2].sk_argument = PointerGetDatum(key->scope);
 }
 
 static void *
@@ -619,16 +623,19 @@ classify(Store *store, IdemFound *found, bool *visible)
 	return IDEM_PROBE_PRESENT;
 }
 
-/* keys: NULL for the next row of the same key */
+/* key: NULL for the next row of the same one */
 static bool
-next_row(Store *store, ScanKey keys)
+next_row(Store *store, const IdemKey *key)
 {
 	/* What the scan allocates lives as long as the scan. */
 	MemoryContext caller = MemoryContextSwitchTo(store->context);
 	bool		any;
 
-	if (keys != NULL)
-		index_rescan(store->scan, keys, KEY_COLUMNS, NULL, 0);
+	if (key != NULL)
+	{
+		set_scan_keys(store->keys, key);
+		index_rescan(store->scan, store->keys, KEY_COLUMNS, NULL, 0);
+	}
 	any = index_getnext_slot(store->scan, ForwardScanDirection, store->slot);
 	MemoryContextSwitchTo(caller);
 	return any;
@@ -644,14 +651,12 @@ probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
 		   bool *visible)
 {
 	Store	   *store = use_store();
-	ScanKeyData keys[KEY_COLUMNS];
 	IdemProbe	probe = IDEM_PROBE_ABSENT;
 	bool		any;
 
 	*visible = true;
 	*speculative = 0;
-	init_key_scan(keys, key);
-	any = next_row(store, keys);
+	any = next_row(store, key);
 	while (any)
 	{
 		*speculative = store->dirty.speculativeToken;
@@ -764,7 +769,8 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 	bool		found = false;
 	bool		ours = false;
 
-	init_key_scan(keys, key);
+	init_scan_keys(keys);
+	set_scan_keys(keys, key);
 	scan = idem_index_beginscan(claims, index, snapshot, KEY_COLUMNS);
 	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
 	/*
