@@ -110,6 +110,13 @@ enum
 
 #define Natts_claims Anum_claims_progress
 
+/*
+ * A marker has none of the columns that follow.  Its row ends before them, like one
+ * that is older than a column, which reads as NULL: with no more than eight columns
+ * the header has room for the bitmap of NULLs, and a row is eight bytes shorter.
+ */
+#define Natts_marker Anum_claims_scope
+
 /* InvalidOid: the type idem_state, whose OID differs */
 static const Oid claims_column_types[Natts_claims] = {
 	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
@@ -136,8 +143,9 @@ typedef struct Store
 	Relation	claims;
 	Relation	key_index;
 	TupleTableSlot *slot;
+	TupleDesc	marker;			/* its columns */
 
-	/* For inserting many rows, made as they are needed */
+	/* For inserting, made as they are needed */
 	TupleTableSlot **new_rows;
 	int			nnew_rows;
 
@@ -358,6 +366,8 @@ open_store(void)
 	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
 	store->slot = MakeSingleTupleTableSlot(desc,
 										   table_slot_callbacks(store->claims));
+	store->marker = CreateTupleDescCopy(desc);
+	store->marker->natts = Natts_marker;
 
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	RelationIncrementReferenceCount(store->claims);
@@ -884,45 +894,67 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
 	ExecStoreVirtualTuple(slot);
 }
 
+static void
+make_new_rows(Store *store, int n)
+{
+	MemoryContext caller;
+
+	if (store->nnew_rows >= n)
+		return;
+	caller = MemoryContextSwitchTo(store->context);
+	store->new_rows = store->new_rows == NULL ?
+		palloc(n * sizeof(TupleTableSlot *)) :
+		repalloc(store->new_rows, n * sizeof(TupleTableSlot *));
+	for (; store->nnew_rows < n; store->nnew_rows++)
+		store->new_rows[store->nnew_rows] =
+			MakeSingleTupleTableSlot(store->slot->tts_tupleDescriptor,
+									 &TTSOpsHeapTuple);
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+fill_new_row(Store *store, int n, const IdemKey *key, const IdemRow *row)
+{
+	bool		is_marker = row->fingerprint == NULL && row->result == NULL &&
+		row->progress == NULL;
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+	HeapTuple	tuple;
+
+	fill_slot(store->slot, key, row);
+	tuple = heap_form_tuple(is_marker ? store->marker :
+							store->slot->tts_tupleDescriptor,
+							store->slot->tts_values, store->slot->tts_isnull);
+	ExecStoreHeapTuple(tuple, store->new_rows[n], true);
+	ExecClearTuple(store->slot);
+	MemoryContextSwitchTo(caller);
+}
+
 bool
 idem_store_insert(const IdemKey *key, const IdemRow *row)
 {
 	Store	   *store = use_store();
+	TupleTableSlot *slot;
 	TransactionId xid = GetCurrentTransactionId();
 	bool		conflict = false;
 	uint32		token;
 
 	open_indexes(store);
-	fill_slot(store->slot, key, row);
+	make_new_rows(store, 1);
+	slot = store->new_rows[0];
+	fill_new_row(store, 0, key, row);
 
 	token = SpeculativeInsertionLockAcquire(xid);
-	table_tuple_insert_speculative(store->claims, store->slot,
+	table_tuple_insert_speculative(store->claims, slot,
 								   GetCurrentCommandId(true), 0, NULL, token);
-	insert_index_entries(store, store->slot, &conflict, false);
-	table_tuple_complete_speculative(store->claims, store->slot, token,
-									 !conflict);
+	insert_index_entries(store, slot, &conflict, false);
+	table_tuple_complete_speculative(store->claims, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 
-	ExecClearTuple(store->slot);
+	ExecClearTuple(slot);
 	done_with_store(store);
 	if (!conflict)
 		CommandCounterIncrement();
 	return !conflict;
-}
-
-static void
-make_new_row_slots(Store *store, int n)
-{
-	MemoryContext caller = MemoryContextSwitchTo(store->context);
-
-	Assert(n <= IDEM_INSERT_MANY_MAX);
-	if (store->new_rows == NULL)
-		store->new_rows = palloc(IDEM_INSERT_MANY_MAX * sizeof(TupleTableSlot *));
-	for (; store->nnew_rows < n; store->nnew_rows++)
-		store->new_rows[store->nnew_rows] =
-			MakeSingleTupleTableSlot(store->slot->tts_tupleDescriptor,
-									 &TTSOpsVirtual);
-	MemoryContextSwitchTo(caller);
 }
 
 /* False: a key is there after all, and some rows are written. */
@@ -932,7 +964,7 @@ insert_rows(Store *store, const IdemNewRow *rows, int nrows)
 	bool		conflict = false;
 
 	for (int i = 0; i < nrows; i++)
-		fill_slot(store->new_rows[i], &rows[i].key, &rows[i].row);
+		fill_new_row(store, i, &rows[i].key, &rows[i].row);
 	table_multi_insert(store->claims, store->new_rows, nrows,
 					   GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < nrows && !conflict; i++)
@@ -951,7 +983,7 @@ idem_store_insert_many(const IdemNewRow *rows, int nrows)
 	volatile bool inserted = false;
 
 	open_indexes(store);
-	make_new_row_slots(store, nrows);
+	make_new_rows(store, nrows);
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
