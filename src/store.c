@@ -18,23 +18,24 @@
  *	6. release the lock; after a conflict the caller starts again at 1, where it
  *	   learns whom to wait for.
  *
- * Many rows at once need neither token nor confirmation: they are written as plain
- * rows by a subtransaction of their own, which is rolled back if any key turns out to
- * be there.  Another inserter of such a key waits for the subtransaction, and nothing
- * in there waits for another transaction: so it learns at once that the key is lost, or
- * waits for its holder.  An id of a subtransaction is dear, which many rows share.
- *
  * Steps 4 and 5 close the race between two probes that both found nothing: of
  * two entries with the same key in the unique index the second one sees the
  * first.  No decision rests on the probe alone.
  *
+ * Many rows at once need neither token nor confirmation: they are written as plain
+ * rows by a subtransaction of their own, which is rolled back if any key turns out to
+ * be there.  Whoever wants one of these keys meanwhile waits for the subtransaction, in
+ * which nothing waits for another transaction, and not for ours: so a key that is lost
+ * again is free at once.  Each takes a transaction id, which many rows share.
+ *
  * Locks, in this order: RowExclusiveLock on the table, then on its indexes,
  * until the transaction ends, like any DML, and unlike it in the name of the
  * transaction, whatever becomes of the portal or savepoint: the store stays open for
- * as long; for a lease, the lock of the key, from
- * before the probe to after the write; the speculative lock only between 2 and 6, in which nothing waits for another transaction (but for an index that
- * a user made unique).  No row lock is taken that an insert, update or delete
- * does not take itself.  Updates and deletes never wait: on TM_BeingModified
+ * as long; for a lease, the lock of the key, from before the probe to after the write;
+ * the speculative lock between 2 and 6, or the id of the subtransaction that writes
+ * many rows.  While it has one of these two, nothing waits for another transaction (but
+ * for an index that a user made unique).  No row lock is taken that an insert, update
+ * or delete does not take itself.  Updates and deletes never wait: on TM_BeingModified
  * and the like the caller probes again.
  *
  * What the executor would have done is done by check_writable(), which refuses a
