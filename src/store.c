@@ -189,7 +189,10 @@ refuse_table(Relation claims, const char *reason, const char *hint)
 			 errhint("%s", hint)));
 }
 
-/* The columns are the ones of the install script. */
+/*
+ * The columns are the ones of the install script, and read as NULL where a row ends
+ * before them.
+ */
 static void
 check_layout(Relation claims)
 {
@@ -207,7 +210,8 @@ check_layout(Relation claims)
 
 		same = TupleDescAttr(desc, i)->atttypid ==
 			(OidIsValid(type) ? type : state_type) &&
-			TupleDescAttr(desc, i)->attnotnull == claims_column_not_null[i];
+			TupleDescAttr(desc, i)->attnotnull == claims_column_not_null[i] &&
+			!TupleDescAttr(desc, i)->atthasmissing;
 	}
 	idem_refuse_distributed(claims);
 	if (!same)
@@ -367,8 +371,9 @@ open_store(void)
 	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
 	store->slot = MakeSingleTupleTableSlot(desc,
 										   table_slot_callbacks(store->claims));
-	store->marker = CreateTupleDescCopy(desc);
-	store->marker->natts = Natts_marker;
+	store->marker = CreateTemplateTupleDesc(Natts_marker);
+	for (AttrNumber i = 1; i <= Natts_marker; i++)
+		TupleDescCopyEntry(store->marker, i, desc, i);
 
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	RelationIncrementReferenceCount(store->claims);
@@ -980,8 +985,7 @@ idem_store_insert_many(const IdemNewRow *rows, int nrows)
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	Store	   *store = use_store();
-	ErrorData  *volatile error = NULL;
-	volatile bool inserted = false;
+	bool		inserted;
 
 	open_indexes(store);
 	make_new_rows(store, nrows);
@@ -991,22 +995,26 @@ idem_store_insert_many(const IdemNewRow *rows, int nrows)
 	PG_TRY();
 	{
 		inserted = insert_rows(store, rows, nrows);
+		if (inserted)
+			ReleaseCurrentSubTransaction();
+		else
+			RollbackAndReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
+		ErrorData  *error;
+
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
 		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		ReThrowError(error);
 	}
 	PG_END_TRY();
-	if (inserted)
-		ReleaseCurrentSubTransaction();
-	else
-		RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
-	if (error != NULL)
-		ReThrowError(error);
 
 	for (int i = 0; i < nrows; i++)
 		ExecClearTuple(store->new_rows[i]);
