@@ -238,6 +238,18 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 	return STEP_ANSWER;
 }
 
+/*
+ * Claims the key if it is new, without a look.  What else the insert meets says nothing
+ * yet: a replay does not wait for whoever changes a promise, say.  So then, look.
+ */
+static bool
+claim_by_guess(IdemClaimCall *call, IdemClaimAnswer *answer)
+{
+	return !is_stale(call) &&
+		claim_absent(call, answer) == STEP_ANSWER &&
+		answer->outcome == IDEM_CLAIMED;
+}
+
 /* One look at the key, unless it is taken, and one write; it waits for nobody. */
 static Step
 attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
@@ -246,6 +258,14 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	IdemOutcome outcome;
 	bool		lease_is_live;
 
+	/* A lease looks before it draws a token. */
+	if (!look->taken && call->lease_us == 0 && idem_store_guess_absent())
+	{
+		if (claim_by_guess(call, answer))
+			return STEP_ANSWER;
+		if (!call->has_policy)
+			return STEP_AGAIN;
+	}
 	if (!look->taken)
 		look->probe = idem_store_probe(&call->key, found);
 	/* Whoever comes here again wants another one. */

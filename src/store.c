@@ -20,7 +20,8 @@
  *
  * Steps 4 and 5 close the race between two probes that both found nothing: of
  * two entries with the same key in the unique index the second one sees the
- * first.  No decision rests on the probe alone.
+ * first.  No decision rests on the probe alone.  So a transaction that has claimed many
+ * new keys in a row leaves step 1 out, until an insert conflicts.
  *
  * Many rows at once need neither token nor confirmation: they are written as plain
  * rows by a subtransaction of their own, which is rolled back if any key turns out to
@@ -118,6 +119,9 @@ enum
  */
 #define Natts_marker Anum_claims_scope
 
+/* After how many new keys in a row the next one is inserted without a look */
+#define GUESS_AFTER 100
+
 /* InvalidOid: the type idem_state, whose OID differs */
 static const Oid claims_column_types[Natts_claims] = {
 	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
@@ -159,15 +163,18 @@ typedef struct Store
 	EState	   *estate;
 	ResultRelInfo *target;
 	List	   *arbiters;		/* the primary key */
+	bool		has_user_index;
 } Store;
 
 static Store *the_store = NULL;
 static bool the_store_is_stale = false;
 
-/* This transaction's: what it has locked, and whether it has written any row */
+/* This transaction's: what it has locked, whether it has written any row, and how
+ * many keys in a row were new */
 static Oid	locked_claims = InvalidOid;
 static Oid	locked_key_index = InvalidOid;
 static bool has_written = false;
+static uint64 new_in_a_row = 0;
 static ProcessUtility_hook_type next_process_utility = NULL;
 
 struct IdemExpiryScan
@@ -489,6 +496,7 @@ end_transaction(XactEvent event, void *arg)
 			the_store = NULL;
 			locked_claims = locked_key_index = InvalidOid;
 			has_written = false;
+			new_in_a_row = 0;
 			break;
 		default:
 			break;
@@ -710,7 +718,21 @@ idem_store_probe(const IdemKey *key, IdemFound *found)
 	}
 	if (!visible)
 		raise_not_serializable();
+	if (probe != IDEM_PROBE_ABSENT)
+		new_in_a_row = 0;
 	return probe;
+}
+
+/*
+ * An index of a user can refuse a row, or run a function of his, before it is known
+ * that the key is there: with such an index nothing is guessed.  None can come while
+ * this transaction has the table locked and the store open.
+ */
+bool
+idem_store_guess_absent(void)
+{
+	return new_in_a_row >= GUESS_AFTER && the_store != NULL &&
+		the_store->target != NULL && !the_store->has_user_index;
 }
 
 bool
@@ -847,6 +869,14 @@ open_indexes(Store *store)
 	ExecOpenIndices(target, false);
 	CurrentResourceOwner = owner;
 	store->target = target;
+	for (int i = 0; i < target->ri_NumIndices; i++)
+	{
+		Oid			index = RelationGetRelid(target->ri_IndexRelationDescs[i]);
+
+		if (index != RelationGetRelid(store->key_index) &&
+			index != idem_catalog()->claims_by_expiry)
+			store->has_user_index = true;
+	}
 	MemoryContextSwitchTo(caller);
 }
 
@@ -958,6 +988,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 
 	ExecClearTuple(slot);
 	done_with_store(store);
+	new_in_a_row = conflict ? 0 : new_in_a_row + 1;
 	if (!conflict)
 		CommandCounterIncrement();
 	return !conflict;

@@ -1,0 +1,39 @@
+-- What a wrong guess costs, and where nothing is guessed. For the C edition.
+\set SHOW_CONTEXT never
+CREATE FUNCTION claim_all(prefix text, n int, OUT claimed bigint, OUT written bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	claimed := 0;
+	written := -pg_stat_get_xact_tuples_inserted('idem_claims'::regclass);
+	FOR i IN 1 .. n LOOP
+		IF idem_claim('u', prefix || i) THEN
+			claimed := claimed + 1;
+		END IF;
+	END LOOP;
+	written := written + pg_stat_get_xact_tuples_inserted('idem_claims'::regclass);
+END $$;
+-- One row too many after a hundred new keys, and none without those
+BEGIN;
+SELECT * FROM claim_all('a ', 1000);
+SELECT * FROM claim_all('a ', 1000);
+SELECT * FROM claim_all('b ', 99);
+SELECT * FROM claim_all('b ', 99);
+SELECT * FROM claim_all('c ', 100);
+SELECT * FROM claim_all('c ', 100);
+COMMIT;
+BEGIN;
+SELECT * FROM claim_all('c ', 100);
+COMMIT;
+-- An index of a user does not see rows of keys that are there.
+CREATE UNIQUE INDEX regress_idem_unique ON idem_claims (user_id, request_id);
+BEGIN;
+SELECT * FROM claim_all('d ', 200);
+SELECT * FROM claim_all('d ', 200);
+DROP INDEX regress_idem_unique;
+SELECT * FROM claim_all('e ', 200);
+CREATE UNIQUE INDEX regress_idem_unique ON idem_claims (user_id, request_id);
+SELECT * FROM claim_all('e ', 200);
+COMMIT;
+SELECT count(*) FROM idem_claims;
+TRUNCATE idem_claims;
+DROP INDEX regress_idem_unique;
+DROP FUNCTION claim_all;

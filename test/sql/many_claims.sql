@@ -1,0 +1,67 @@
+-- After a hundred new keys in one transaction the next one is inserted without a look:
+-- the answers stay the same, whatever is there.
+\set SHOW_CONTEXT never
+CREATE FUNCTION claim_new(n int) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	claimed bigint := 0;
+BEGIN
+	FOR i IN 1 .. n LOOP
+		IF idem_claim('new', gen_random_uuid()::text) THEN
+			claimed := claimed + 1;
+		END IF;
+	END LOOP;
+	RETURN claimed;
+END $$;
+INSERT INTO idem_scopes (scope, ttl, failed) VALUES ('again', '1 hour', 'retryable');
+INSERT INTO idem_scopes (scope, ttl, expired) VALUES ('reclaim', '1 hour', 'reclaim');
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 hour', 'uuidv7');
+-- What the keys below end in
+SELECT idem_claim('u', 'marker'), idem_claim('u', 'fingerprint', fingerprint => '\x01');
+BEGIN;
+SELECT idem_claim('u', 'completed'), idem_complete('"done"');
+SELECT idem_claim('u', 'failed'), idem_fail('"no"');
+SELECT idem_claim('u', 'failed', 'again'), idem_fail('"once more"');
+SELECT idem_claim('u', 'expired', 'reclaim');
+UPDATE idem_claims SET expires_at = now() - interval '1 s' WHERE request_id = 'expired';
+COMMIT;
+SELECT outcome FROM idem_try_claim('u', 'lease', lease => '1 h');
+CREATE FUNCTION after_new(request text, scope text DEFAULT '', fingerprint bytea DEFAULT NULL)
+RETURNS TABLE (n bigint, outcome idem_outcome, result jsonb, status idem_outcome) LANGUAGE plpgsql AS $$
+BEGIN
+	n := claim_new(150);
+	SELECT t.outcome, t.result INTO after_new.outcome, after_new.result
+	FROM idem_try_claim('u', request, after_new.scope, after_new.fingerprint, wait => '0') AS t;
+	status := idem_status();
+	RETURN NEXT;
+END $$;
+SELECT * FROM after_new('marker');
+SELECT * FROM after_new('completed');
+SELECT * FROM after_new('failed');
+SELECT * FROM after_new('failed', 'again');
+SELECT * FROM after_new('expired', 'reclaim');
+SELECT * FROM after_new('fingerprint', fingerprint => '\x01');
+SELECT * FROM after_new('fingerprint', fingerprint => '\x02');
+SELECT * FROM after_new('lease');
+SELECT * FROM after_new('00000000-0000-7000-8000-000000000000', 'timed');
+SELECT * FROM after_new('not a uuid', 'timed');
+SELECT * FROM after_new('new');
+SELECT idem_status('u', 'new'), idem_status('u', 'failed', 'again'), idem_status('u', 'expired', 'reclaim');
+-- A second claim of a key of this transaction, one that was dropped, and one that was
+-- rolled back to
+BEGIN;
+SELECT n, outcome FROM after_new('second');
+SELECT n, outcome FROM after_new('second');
+SELECT idem_complete('u', 'second', '2');
+SELECT n, outcome, result FROM after_new('second');
+SELECT idem_forget('u', 'second');
+SELECT n, outcome, result FROM after_new('second');
+SAVEPOINT s;
+SELECT n, outcome FROM after_new('rolled back');
+ROLLBACK TO s;
+SELECT n, outcome FROM after_new('rolled back');
+SELECT n, outcome FROM after_new('rolled back');
+COMMIT;
+SELECT request_id, count(*) FROM idem_claims WHERE user_id = 'u' GROUP BY request_id ORDER BY request_id;
+DELETE FROM idem_scopes WHERE scope IN ('again', 'reclaim', 'timed');
+TRUNCATE idem_claims;
+DROP FUNCTION claim_new, after_new;
