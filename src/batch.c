@@ -122,15 +122,20 @@ read_items(FunctionCallInfo fcinfo, text *scope, int *n, int *nvalid)
 }
 
 /* The order of claiming */
-static int
-compare_items(const void *a, const void *b)
+static inline int
+compare_items(const IdemClaimItem *a, const IdemClaimItem *b)
 {
-	const IdemClaimItem *x = a;
-	const IdemClaimItem *y = b;
-	int			order = idem_key_compare(&x->key, &y->key);
+	int			order = idem_key_compare(&a->key, &b->key);
 
-	return order != 0 ? order : x->ordinal - y->ordinal;
+	return order != 0 ? order : a->ordinal - b->ordinal;
 }
+
+#define ST_SORT sort_items
+#define ST_ELEMENT_TYPE IdemClaimItem
+#define ST_COMPARE(a, b) compare_items(a, b)
+#define ST_SCOPE static
+#define ST_DEFINE
+#include "lib/sort_template.h"
 
 /* In the order of the arrays, within work_mem */
 static Tuplesortstate *
@@ -256,7 +261,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	call.deadline = idem_deadline_from_arg(fcinfo, 4);
 	scope = idem_scope_from_arg(fcinfo, 2);
 	items = read_items(fcinfo, scope, &n, &nvalid);
-	qsort(items, nvalid, sizeof(IdemClaimItem), compare_items);
+	sort_items(items, nvalid);
 
 	InitMaterializedSRF(fcinfo, 0);
 	idem_claim_begin(&call, "idem_claim_many()");
