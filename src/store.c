@@ -680,13 +680,27 @@ probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
 
 	*visible = true;
 	*speculative = 0;
-	any = next_row(store, key);
-	while (any)
+
+	/*
+	 * Beside the row that is present there can be those of inserters that have lost
+	 * the key to it and are about to notice.  And whoever deletes the row may have
+	 * claimed the key again, which decides.
+	 */
+	for (any = next_row(store, key); any;
+		 any = probe != IDEM_PROBE_PRESENT && next_row(store, NULL))
 	{
-		*speculative = store->dirty.speculativeToken;
-		probe = classify(store, found, visible);
-		/* Whoever deletes the row may have claimed the key again, which decides. */
-		any = probe == IDEM_PROBE_DELETING && next_row(store, NULL);
+		IdemFound	row;
+		bool		row_visible;
+		IdemProbe	row_probe = classify(store, &row, &row_visible);
+
+		if (probe == IDEM_PROBE_ABSENT || probe == IDEM_PROBE_DELETING ||
+			row_probe == IDEM_PROBE_PRESENT)
+		{
+			probe = row_probe;
+			*found = row;
+			*visible = row_visible;
+			*speculative = store->dirty.speculativeToken;
+		}
 	}
 	if (probe != IDEM_PROBE_ABSENT)
 	{
