@@ -153,6 +153,7 @@ typedef struct Store
 	/* For inserting, made as they are needed */
 	TupleTableSlot **new_rows;
 	int			nnew_rows;
+	ItemPointerData latest;		/* where the latest one was put, or invalid */
 
 	/* For probing */
 	SnapshotData dirty;
@@ -749,12 +750,55 @@ idem_store_guess_absent(void)
 		the_store->target != NULL && !the_store->has_user_index;
 }
 
+static bool
+has_key(TupleTableSlot *slot, const IdemKey *key)
+{
+	IdemKey		row;
+
+	slot_getsomeattrs(slot, Anum_claims_scope);
+	row.request_id = DatumGetTextPP(slot->tts_values[Anum_claims_request_id - 1]);
+	row.user_id = DatumGetTextPP(slot->tts_values[Anum_claims_user_id - 1]);
+	row.scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
+	return idem_key_equal(&row, key);
+}
+
+/*
+ * Looks where the index entry of the latest insert points to, without looking for
+ * the entry.  What is there by now may be another row, or none.
+ */
+static bool
+find_latest(const IdemKey *key, IdemFound *found)
+{
+	Store	   *store = use_store();
+	ItemPointerData tid = store->latest;
+	bool		more = false;
+	bool		visible;
+	bool		is_found = false;
+
+	if (ItemPointerIsValid(&tid))
+	{
+		is_found = table_index_fetch_tuple(store->scan->xs_heapfetch, &tid,
+										   &store->dirty, store->slot, &more,
+										   NULL) &&
+			has_key(store->slot, key) &&
+			classify(store, found, &visible) == IDEM_PROBE_PRESENT &&
+			found->ours;
+		table_index_fetch_reset(store->scan->xs_heapfetch);
+		ExecClearTuple(store->slot);
+	}
+	done_with_store(store);
+	return is_found;
+}
+
 bool
 idem_store_find_ours(const IdemKey *key, IdemFound *found)
 {
 	uint32		speculative;
 	bool		visible;
 
+	/* Mostly it is the row that has just been written. */
+	if (find_latest(key, found))
+		return true;
 	return probe_once(key, found, &speculative, &visible) ==
 		IDEM_PROBE_PRESENT && found->ours;
 }
@@ -1000,6 +1044,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 	table_tuple_complete_speculative(store->claims, slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 
+	store->latest = slot->tts_tid;
 	ExecClearTuple(slot);
 	done_with_store(store);
 	new_in_a_row = conflict ? 0 : new_in_a_row + 1;
