@@ -412,7 +412,9 @@ sub follow
 	$state->{brief} = 1 if $step->{kind} eq 'set';
 	$state->{snapshot} //= @{ $self->{done} } if $step->{snapshot};
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
-	$state->{policy} = 'changed' if $step->{kind} eq 'policy';
+	# Who has found no row to change keeps nobody else from a change.
+	$state->{policy} = 'changed' if $step->{kind} eq 'policy' && $reply->{tag} !~ / 0$/;
+	$state->{policy} //= 'perhaps' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
 	return if $step->{kind} eq 'end';
 	if ($step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/)
@@ -588,6 +590,15 @@ sub known_difference
 	return;
 }
 
+# Known, and to be asked of all who have answered: others may have gone on since.
+sub fails_to_serialize
+{
+	my ($self, $slot) = @_;
+	my @replies = map { $_->{sessions}[$slot]{replies}[0] } @{ $self->{editions} };
+
+	return (any { !$_->{error} } @replies) && ($self->known_difference(undef, @replies) // '') eq 'end';
+}
+
 # Returns a difference, or what is to be done about a known one.
 sub compare_answers
 {
@@ -648,6 +659,8 @@ sub step
 	my ($settled, @answered) = $self->settle;
 	return "@answered" unless $settled;
 	$self->{steps}++;
+
+	return 'end' if any { $self->fails_to_serialize($_) } @answered;
 
 	# A look that came along is good if nobody else did anything meanwhile.
 	my $has_looked = $alone && @answered == 1 && $answered[0] == $step->{slot};
@@ -743,7 +756,9 @@ sub finish
 		# For a lease, most likely
 		for my $slot (grep { $self->{state}[$_]{waiting} } 1 .. $script->{sessions})
 		{
-			my $key = $self->{state}[$slot]{waiting}{keys}[0];
+			# Another one's end may have let it go on.
+			my $waiting = $self->{state}[$slot]{waiting} // next;
+			my $key = $waiting->{keys}[0];
 			$difference //=
 			  $round > 0 || !$key
 			  ? $step->(0, 'cancel', 'cancel', "SELECT pg_cancel_backend({{pid $slot}})", of => $slot)
