@@ -1,0 +1,195 @@
+# shellcheck shell=bash
+#
+# For test/bench/run and the files in figures/: databases to measure in, and a place for
+# what was measured, the database "results".
+#
+# A file in figures/ defines measure(), which calls record() for each value, in turns: one
+# of idem's, one of the alternative's, and again. Values of one round are measured close to
+# each other, so that what else the machine does hits both.
+
+# Set by test/bench/run
+: "${repository?}" "${mode=}" "${figures=}"
+
+bench=$repository/test/bench
+database=
+
+# size TRY QUICK FULL: the one of this mode
+size()
+{
+	case $mode in
+		try) echo "$1" ;;
+		quick) echo "$2" ;;
+		full) echo "$3" ;;
+	esac
+}
+
+wants_figure()
+{
+	[[ " ${figures[*]} " == *" $1 "* ]]
+}
+
+# What single figures need besides the server
+prepare_for_figures()
+{
+	local packages=() redis=
+
+	if wants_figure 8 || wants_figure 9; then
+		command -v gnuplot >/dev/null || packages+=(gnuplot-nox)
+	fi
+	if wants_figure 10; then
+		command -v redis-server >/dev/null || redis=missing
+		[ -e /usr/include/hiredis/hiredis.h ] || packages+=(libhiredis-dev)
+		[ -e "$("$pg_config" --includedir)/libpq-fe.h" ] || packages+=(libpq-dev)
+	fi
+	[ "${#packages[@]}" -gt 0 ] || [ -n "$redis" ] || return 0
+	command -v apt-get >/dev/null ||
+		die "not a Debian: please install gnuplot, Redis, hiredis and libpq (with headers)"
+	apt update
+	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
+	[ -z "$redis" ] || install_redis_without_service
+}
+
+# ----- what the figures' files use -----
+
+# new_database: an empty one, with idem and the alternative, and the functions that make
+# requests (requests.sql, hand_written.sql). The one before is dropped.
+new_database()
+{
+	sql postgres -c 'SET client_min_messages = error' \
+		-c 'DROP DATABASE IF EXISTS bench WITH (FORCE)' -c 'CREATE DATABASE bench'
+	database=bench
+	sql "$database" -c 'CREATE EXTENSION idem' \
+		-f tree/test/bench/requests.sql -f tree/test/bench/hand_written.sql
+}
+
+# value SQL [PSQL-ARGUMENT ...]: the one value that it returns
+value()
+{
+	sql "$database" -A -t "${@:2}" -c "$1"
+}
+
+# sides ROUND SIDE...: in the order of this round, A B, then B A, so that neither is always
+# the first one after a checkpoint
+sides()
+{
+	local sides=("${@:2}")
+
+	if [ $(($1 % 2)) -eq 1 ]; then
+		echo "${sides[@]}"
+	else
+		printf '%s\n' "${sides[@]}" | tac
+	fi
+}
+
+# setting NAME=VALUE ...: until the figure's end
+setting()
+{
+	local pair
+
+	for pair; do
+		sql postgres -c "ALTER SYSTEM SET ${pair%%=*} = '${pair#*=}'"
+	done
+	reload
+}
+
+# Sessions see it from their next statement. The postmaster's signal handler runs at once,
+# the worker's and the sessions' when they next look.
+reload()
+{
+	sql postgres -c 'SELECT pg_reload_conf()' >/dev/null
+}
+
+# record FIGURE WHAT WAY VALUE. WHAT is a line of goals.csv; WAY is 'idem', or that line's
+# alternative.
+record()
+{
+	printf '%4s  %-32s %-16s %s\n' "$@"
+	sql results -v figure="$1" -v what="$2" -v way="$3" -v value="$4" -v server="$version" \
+		-v commit="$commit" -v cores="$(nproc)" <<-'SQL'
+			INSERT INTO measured (figure, what, way, value, server, cores, commit)
+			VALUES (:'figure', :'what', :'way', :'value', :'server', :'cores', :'commit');
+		SQL
+}
+
+# remark FIGURE TEXT: what the results' reader has to know about this run
+remark()
+{
+	printf '%4s  %s\n' "$1" "$2"
+	sql results -v figure="$1" -v text="$2" <<-'SQL'
+		INSERT INTO remarks VALUES (:'figure', :'text') ON CONFLICT DO NOTHING;
+	SQL
+}
+
+# ----- what test/bench/run uses -----
+
+# The tree that was measured
+tree_commit()
+{
+	git -C "$repository" -c safe.directory="$repository" describe --always --dirty 2>/dev/null ||
+		echo unknown
+}
+
+# The results of figures that are not measured now are those of an earlier run.
+open_results()
+{
+	local list
+
+	commit=$(tree_commit)
+	results=$bench/results/$mode
+	mkdir -p "$results"
+	sql postgres -c 'CREATE DATABASE results'
+	sql results -f tree/test/bench/results.sql
+	sql results -c '\copy goals (figure, what, unit, alternative, ratio, at_least, at_most) FROM tree/test/bench/goals.csv (FORMAT csv, HEADER)'
+	if [ -e "$results/measured.csv" ]; then
+		sql results -c '\copy measured FROM STDIN (FORMAT csv, HEADER)' <"$results/measured.csv"
+		sql results -c '\copy remarks FROM STDIN (FORMAT csv, HEADER)' <"$results/remarks.csv"
+		list=$(IFS=,; echo "${figures[*]}")
+		sql results -c "DELETE FROM measured WHERE figure IN ($list)" \
+			-c "DELETE FROM remarks WHERE figure IN ($list)"
+	fi
+}
+
+# Files are named after the figures that they measure: 01-02_claims.sh.
+measure_figures()
+{
+	local file name first last figure
+
+	echo "$version, $(nproc) cores, commit $commit, $mode"
+	sql postgres -A -t -F ' = ' -c "SELECT name, current_setting(name) FROM pg_settings
+		WHERE source = 'configuration file' AND name !~ '^(lc_|log_|listen|unix|default_text|timezone|datestyle)' COLLATE \"C\"
+		ORDER BY name"
+	for file in tree/test/bench/figures/*.sh; do
+		name=$(basename "$file" .sh)
+		first=${name%%_*}
+		last=$((10#${first#*-}))
+		first=$((10#${first%-*}))
+		for ((figure = first; figure <= last; figure++)); do
+			wants_figure "$figure" || continue
+			echo "${name#*_}"
+			# Each in a shell of its own: measure() and its helpers end with it.
+			(
+				# shellcheck source=/dev/null
+				. "$file"
+				measure
+			)
+			sql postgres -c 'ALTER SYSTEM RESET ALL'
+			reload
+			break
+		done
+	done
+	sql postgres -c 'DROP DATABASE IF EXISTS bench WITH (FORCE)'
+}
+
+write_results()
+{
+	sql results -c '\copy (SELECT * FROM measured ORDER BY figure, what, way, n) TO STDOUT (FORMAT csv, HEADER)' \
+		>"$results/measured.csv"
+	sql results -c '\copy (SELECT * FROM remarks ORDER BY figure, text) TO STDOUT (FORMAT csv, HEADER)' \
+		>"$results/remarks.csv"
+	sql results -c '\copy (SELECT * FROM results) TO STDOUT (FORMAT csv, HEADER)' >"$results/results.csv"
+	sql results -A -t -c "SELECT line FROM markdown" >"$results/README.md"
+	echo
+	cat "$results/README.md"
+	# As root, they would be root's in somebody's working tree.
+	chown -R --reference="$bench" "$bench/results"
+}
