@@ -1,14 +1,14 @@
 -- What was measured, and how it compares.
 
 -- One line for each thing that is compared. "ratio" says what of what: 'faster' is the
--- alternative's value over idem's, 'share' is idem's over the alternative's, 'alone' is
--- idem's value itself.
+-- alternative's value over idem's, 'share' is idem's over the alternative's, 'more' is by how
+-- much idem's is greater, and 'alone' is idem's value itself.
 CREATE TABLE goals (
 	figure int,
 	what text,
 	unit text NOT NULL,
 	alternative text,			-- NULL: none, idem alone
-	ratio text NOT NULL CHECK (ratio IN ('faster', 'share', 'alone')),
+	ratio text NOT NULL CHECK (ratio IN ('faster', 'share', 'more', 'alone')),
 	at_least float8,			-- neither: shown only
 	at_most float8,
 	position int GENERATED ALWAYS AS IDENTITY,
@@ -71,6 +71,7 @@ CREATE VIEW results AS
 		LATERAL (SELECT CASE ratio
 			WHEN 'faster' THEN a.median / nullif(i.median, 0)
 			WHEN 'share' THEN i.median / nullif(a.median, 0)
+			WHEN 'more' THEN i.median - a.median
 			WHEN 'alone' THEN i.median END AS value) r
 	ORDER BY g.figure, position;
 
@@ -79,7 +80,7 @@ CREATE VIEW markdown (line) AS
 		SELECT 0, 0, '# Results'
 		UNION ALL
 		SELECT 1, 0, E'\nMedians, and in brackets minimum and maximum, of runs in turns. The ratio is, for times, how many times faster'
-			|| ' idem is; for sizes, rates and the like, idem''s value over the other; without an alternative, idem''s value.'
+			|| ' idem is; for sizes, rates and the like, idem''s value over the other (dead tuples: the difference); without an alternative, idem''s value.'
 		UNION ALL
 		SELECT 2, min(figure), format(E'\nFigures %s: %s, %s cores, commit %s, %s.',
 			string_agg(DISTINCT figure::text, ', '), server, cores, commit, measured_on)
