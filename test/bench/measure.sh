@@ -68,6 +68,19 @@ value()
 	sql "$database" -A -t "${@:2}" -c "$1"
 }
 
+# wait_until SQL: until the condition is true
+wait_until()
+{
+	local tries is_true
+
+	for ((tries = 0; tries < 600; tries++)); do
+		is_true=$(value "SELECT $1")
+		[ "$is_true" != t ] || return 0
+		sleep 0.1
+	done
+	die "waited for a minute in vain: $1"
+}
+
 # sides ROUND SIDE...: in the order of this round, A B, then B A, so that neither is always
 # the first one after a checkpoint
 sides()

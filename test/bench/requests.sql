@@ -23,6 +23,41 @@ BEGIN
 	FROM generate_series(1, number) AS i;
 END $$;
 
+-- All requests claimed on both sides, each in a transaction of its own, in the order in which
+-- they come: as live use fills the tables. What lies on disk depends on it. Many of one
+-- transaction have one created_at, and an index of that is far smaller. Meant for
+-- synchronous_commit = off.
+CREATE PROCEDURE claim_requests() LANGUAGE plpgsql AS $$
+DECLARE
+	users text[] := array_agg(user_id ORDER BY i) FROM requests;
+	requests text[] := array_agg(request_id ORDER BY i) FROM requests;
+BEGIN
+	FOR i IN 1 .. cardinality(users) LOOP
+		PERFORM expect('claimed', idem_claim(users[i], requests[i])::int, 1);
+		COMMIT;
+	END LOOP;
+	FOR i IN 1 .. cardinality(users) LOOP
+		INSERT INTO hand_written (user_id, request_id) VALUES (users[i], requests[i])
+		ON CONFLICT DO NOTHING;
+		PERFORM expect('claimed', FOUND::int, 1);
+		COMMIT;
+	END LOOP;
+END $$;
+
+-- Fills both tables in this way.
+CREATE PROCEDURE load(ids text, number int, since timestamptz) LANGUAGE plpgsql AS $$
+DECLARE
+	chunk constant int := 100000;
+	loaded int := 0;
+BEGIN
+	WHILE loaded < number LOOP
+		CALL make_requests(ids, least(chunk, number - loaded), since + loaded * interval '50 us');
+		COMMIT;
+		CALL claim_requests();
+		loaded := loaded + chunk;
+	END LOOP;
+END $$;
+
 -- Both sides must have done the same work, or the ratio says nothing.
 CREATE FUNCTION expect(what text, counted bigint, expected bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

@@ -5,52 +5,13 @@
 # again, as duplicates. Against the same loop with the hand-written statement. The loop is
 # part of both times.
 
-create_loops()
-{
-	sql "$database" <<-'SQL'
-		CREATE FUNCTION loop_idem(expected int) RETURNS float8 LANGUAGE plpgsql AS $$
-		DECLARE
-			users text[] := array_agg(user_id ORDER BY i) FROM requests;
-			requests text[] := array_agg(request_id ORDER BY i) FROM requests;
-			begun timestamptz := clock_timestamp();
-			claimed int := 0;
-		BEGIN
-			FOR i IN 1 .. cardinality(users) LOOP
-				IF idem_claim(users[i], requests[i]) THEN
-					claimed := claimed + 1;
-				END IF;
-			END LOOP;
-			PERFORM expect('claimed', claimed, expected);
-			RETURN extract(epoch FROM clock_timestamp() - begun) * 1e6 / cardinality(users);
-		END $$;
-
-		CREATE FUNCTION loop_hand_written(expected int) RETURNS float8 LANGUAGE plpgsql AS $$
-		DECLARE
-			users text[] := array_agg(user_id ORDER BY i) FROM requests;
-			requests text[] := array_agg(request_id ORDER BY i) FROM requests;
-			begun timestamptz := clock_timestamp();
-			claimed int := 0;
-		BEGIN
-			FOR i IN 1 .. cardinality(users) LOOP
-				INSERT INTO hand_written (user_id, request_id) VALUES (users[i], requests[i])
-				ON CONFLICT DO NOTHING;
-				IF FOUND THEN
-					claimed := claimed + 1;
-				END IF;
-			END LOOP;
-			PERFORM expect('claimed', claimed, expected);
-			RETURN extract(epoch FROM clock_timestamp() - begun) * 1e6 / cardinality(users);
-		END $$;
-	SQL
-}
-
 measure()
 {
 	local claims ids round side
 
 	claims=$(size 2000 200000 200000)
 	new_database
-	create_loops
+	sql "$database" -f tree/test/bench/loops.sql
 	for round in $(seq "$(size 1 5 15)"); do
 		for ids in UUIDv4 UUIDv7; do
 			sql "$database" -c 'TRUNCATE idem_claims, hand_written' \
