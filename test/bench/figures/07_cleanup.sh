@@ -1,0 +1,78 @@
+# shellcheck shell=bash
+#
+# Figure 7: one session removes 2 million expired claims (quick: fewer), 50,000 a batch, each
+# batch a transaction, until there are none. Rows a second, and WAL a row. Against both forms
+# of the hand-written DELETE.
+#
+# The claims were made as in live use, see load(), and have been vacuumed since, as by
+# autovacuum; they are older than the latest checkpoint and in shared buffers. Each run has
+# them anew, in a copy of the database. Their keys do not matter: no key is looked up.
+
+: "${database?}" "${mode?}"
+
+create_functions()
+{
+	sql "$database" <<-'SQL'
+		CREATE EXTENSION pg_prewarm;
+
+		CREATE PROCEDURE clean(way text, expected int, INOUT rows_per_second float8, INOUT wal_bytes float8)
+		LANGUAGE plpgsql AS $$
+		DECLARE
+			begun_at timestamptz := clock_timestamp();
+			begun pg_lsn := pg_current_wal_insert_lsn();
+			total bigint := 0;
+			removed bigint;
+		BEGIN
+			LOOP
+				CASE way
+					WHEN 'idem' THEN removed := idem_cleanup(50000);
+					WHEN 'hand_written_cleanup_in' THEN removed := hand_written_cleanup_in(interval '0');
+					WHEN 'hand_written_cleanup_any' THEN removed := hand_written_cleanup_any(interval '0');
+				END CASE;
+				COMMIT;
+				EXIT WHEN removed = 0;
+				total := total + removed;
+			END LOOP;
+			rows_per_second := total / extract(epoch FROM clock_timestamp() - begun_at);
+			wal_bytes := (pg_current_wal_insert_lsn() - begun) / total;
+			PERFORM expect('removed', total, expected);
+		END $$;
+	SQL
+}
+
+# A copy of database "loaded", as warm for one as for another
+copy_database()
+{
+	sql postgres -c 'SET client_min_messages = error' \
+		-c 'DROP DATABASE IF EXISTS bench WITH (FORCE)' -c 'CREATE DATABASE bench TEMPLATE loaded'
+	sql "$database" -c "SELECT pg_prewarm(c.oid) FROM pg_class AS c
+			WHERE c.relname ~ CASE '$1' WHEN 'idem' THEN '^idem_claims' ELSE '^hand_written(_pkey|_created_at)?$' END
+			AND c.relkind IN ('r', 'i')" -c CHECKPOINT >/dev/null
+}
+
+measure()
+{
+	local rows round way other rate wal_bytes
+
+	rows=$(size 20000 300000 2000000)
+	[ "$mode" = full ] || remark 7 "$rows rows"
+	setting synchronous_commit=off idem.ttl=1
+	new_database
+	create_functions
+	sql "$database" -c "CALL load('UUIDv7', $rows, now())" -c 'VACUUM ANALYZE idem_claims, hand_written'
+	wait_until '(SELECT max(expires_at) FROM idem_claims) < now()'
+	sql postgres -c 'ALTER DATABASE bench RENAME TO loaded'
+	for round in $(seq "$(size 1 3 5)"); do
+		for way in $(sides "$round" idem hand_written_cleanup_in hand_written_cleanup_any); do
+			copy_database "$way"
+			IFS='|' read -r rate wal_bytes < <(value "CALL clean('$way', $rows, NULL, NULL)")
+			for other in IN ANY; do
+				if [ "$way" = idem ] || [ "$way" = "hand_written_cleanup_${other,,}" ]; then
+					record 7 "cleaning beside $other" "$way" "$rate"
+					record 7 "WAL beside $other" "$way" "$wal_bytes"
+				fi
+			done
+		done
+	done
+	sql postgres -c 'DROP DATABASE loaded'
+}
