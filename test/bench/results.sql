@@ -2,7 +2,8 @@
 
 -- One line for each thing that is compared. "ratio" says what of what: 'faster' is the
 -- alternative's value over idem's, 'share' is idem's over the alternative's, 'more' is by how
--- much idem's is greater, and 'alone' is idem's value itself.
+-- much idem's is greater, and 'alone' is idem's value itself, with the alternative's beside it if
+-- there is one.
 CREATE TABLE goals (
 	figure int,
 	what text,
@@ -13,7 +14,7 @@ CREATE TABLE goals (
 	at_most float8,
 	position int GENERATED ALWAYS AS IDENTITY,
 	PRIMARY KEY (figure, what),
-	CHECK ((alternative IS NULL) = (ratio = 'alone')),
+	CHECK (alternative IS NOT NULL OR ratio = 'alone'),
 	CHECK (at_least IS NULL OR at_most IS NULL)
 );
 
@@ -80,7 +81,7 @@ CREATE VIEW markdown (line) AS
 		SELECT 0, 0, '# Results'
 		UNION ALL
 		SELECT 1, 0, E'\nMedians, and in brackets minimum and maximum, of runs in turns. The ratio is, for times, how many times faster'
-			|| ' idem is; for sizes, rates and the like, idem''s value over the other (dead tuples: the difference); without an alternative, idem''s value.'
+			|| ' idem is; for sizes, rates and the like, idem''s value over the other (dead tuples: the difference); without an alternative, or in times, idem''s value.'
 		UNION ALL
 		SELECT 2, min(figure), format(E'\nFigures %s: %s, %s cores, commit %s, %s.',
 			string_agg(DISTINCT figure::text, ', '), server, cores, commit, measured_on)
