@@ -10,12 +10,18 @@ $$;
 -- Both sides get the same ones, in the same order: that in which they come.
 CREATE TABLE requests (i int PRIMARY KEY, user_id text NOT NULL, request_id text NOT NULL);
 
+-- 100,000 users, whose ids have 8 to 15 characters: rows and index entries are aligned to 8
+-- bytes, and with one length, a byte more or less in them is 8 or none.
+CREATE FUNCTION user_id(n int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+	SELECT left(md5(n::text), 8 + n % 8)
+$$;
+
 -- Version 7: as if 20,000 a second came from a moment on
 CREATE PROCEDURE make_requests(ids text, number int, since timestamptz DEFAULT now()) LANGUAGE plpgsql AS $$
 BEGIN
 	TRUNCATE requests;
 	INSERT INTO requests
-	SELECT i, 'user ' || (random() * 100000)::int,
+	SELECT i, user_id((random() * 100000)::int),
 		CASE ids
 			WHEN 'UUIDv4' THEN gen_random_uuid()::text
 			WHEN 'UUIDv7' THEN uuidv7(since + i * interval '50 us')
