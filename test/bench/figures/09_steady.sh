@@ -1,0 +1,377 @@
+# shellcheck shell=bash
+#
+# Figure 9, never behind: claims come at a steady rate, and expire so soon that as many
+# expire as come. 20,000 claims a second, or half of what the slower side reaches unthrottled
+# if that is less. Four transactions of five claim ten times, since single claims would keep
+# two cores busy with little but round trips; the fifth claims once, and it is those whose
+# latency is measured, from when they were due (so a claim that had to queue counts
+# with its wait). Request ids are UUIDv7 of the moment; making them is part of the latency.
+# Commits are not waited for. Autovacuum is on, and the same for both.
+#
+# Against the hand-written table, with the better of its two forms of cleaning, every 5 s:
+# batch after batch until one is not full. In full also one_batch, a single batch every 5 s,
+# as it is found more often: 50,000 rows in 5 s can only ever clean 10,000 a second.
+#
+# Age: of the oldest claim that has expired and is still there, looked up in the table
+# twice a second. Drift: a straight line fitted to the sizes of the second half of the time,
+# its end over its start; saw teeth do not move it. Dead tuples: the most that the server's
+# statistics showed. Cleaning on and off: windows in turns after the steady time, of
+# the same load on the same table, each with a 99th percentile; the first second of each
+# (new sessions) and the time in which cleaning catches up with what was left are not in it.
+
+# Of five transactions one claims once, the others ten times
+claims_a_transaction=8.2
+
+create_load()
+{
+	new_database
+	sql "$database" <<-'SQL'
+		CREATE FUNCTION claim_idem(number int) RETURNS void LANGUAGE plpgsql AS $$
+		BEGIN
+			FOR i IN 1 .. number LOOP
+				IF NOT idem_claim('user ' || (random() * 100000)::int, uuidv7(clock_timestamp())) THEN
+					RAISE 'claimed before';
+				END IF;
+			END LOOP;
+		END $$;
+
+		CREATE FUNCTION claim_hand_written(number int) RETURNS void LANGUAGE plpgsql AS $$
+		BEGIN
+			FOR i IN 1 .. number LOOP
+				INSERT INTO hand_written (user_id, request_id)
+				VALUES ('user ' || (random() * 100000)::int, uuidv7(clock_timestamp()))
+				ON CONFLICT DO NOTHING;
+				IF NOT FOUND THEN
+					RAISE 'claimed before';
+				END IF;
+			END LOOP;
+		END $$;
+
+		CREATE TABLE removed (number bigint);
+
+		CREATE PROCEDURE clean_one_batch(ttl interval) LANGUAGE sql AS $$
+			INSERT INTO removed SELECT hand_written_cleanup_any(ttl);
+		$$;
+
+		CREATE PROCEDURE clean_hand_written(ttl interval) LANGUAGE plpgsql AS $$
+		DECLARE
+			number bigint;
+		BEGIN
+			LOOP
+				number := hand_written_cleanup_any(ttl);
+				INSERT INTO removed VALUES (number);
+				COMMIT;
+				EXIT WHEN number < 50000;
+			END LOOP;
+		END $$;
+
+		CREATE TABLE samples (
+			at timestamptz PRIMARY KEY,
+			oldest timestamptz,			-- when it expired, or will
+			reported interval,			-- idem_stat_cleanup.oldest_expired_age
+			heap bigint,
+			indexes bigint,
+			dead bigint,
+			took interval
+		);
+
+		-- Claims come in the order of time, but for what a transaction lasts: so what is
+		-- long removed is not walked again. Each statement has its own snapshot, and none
+		-- is held between two samples.
+		CREATE FUNCTION sample(side text, ttl interval) RETURNS void LANGUAGE plpgsql
+		SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+		DECLARE
+			claims regclass := CASE side WHEN 'idem' THEN 'idem_claims' ELSE 'hand_written' END;
+			begun timestamptz := clock_timestamp();
+			known timestamptz := coalesce((SELECT oldest FROM samples ORDER BY at DESC LIMIT 1), '-infinity');
+			oldest timestamptz;
+			reported interval;
+		BEGIN
+			IF side = 'idem' THEN
+				SELECT min(expires_at) INTO oldest FROM idem_claims
+				WHERE expires_at >= known - interval '1 s';
+				SELECT oldest_expired_age INTO reported FROM idem_stat_cleanup;
+			ELSE
+				SELECT min(created_at) + ttl INTO oldest FROM hand_written
+				WHERE created_at >= known - ttl - interval '1 s';
+			END IF;
+			INSERT INTO samples
+			SELECT begun, oldest, reported, pg_relation_size(claims), pg_indexes_size(claims),
+				pg_stat_get_dead_tuples(claims), clock_timestamp() - begun;
+		END $$;
+
+		CREATE TABLE transactions (
+			during text,
+			claims int,
+			second bigint,
+			milliseconds float8
+		) WITH (autovacuum_enabled = off);
+
+		CREATE FUNCTION p99(of text) RETURNS float8 LANGUAGE sql AS $$
+			SELECT percentile_disc(0.99) WITHIN GROUP (ORDER BY milliseconds) FROM transactions
+			WHERE during = of AND claims = 1
+				AND second > (SELECT min(second) FROM transactions WHERE during = of)
+		$$;
+	SQL
+}
+
+# load SIDE SECONDS [PGBENCH-ARGUMENT ...]
+load()
+{
+	local claims
+
+	for claims in 1 10; do
+		as_user tee "claims_$claims.sql" <<<"SELECT claim_${1/one_batch/hand_written}($claims);" >/dev/null
+	done
+	client pgbench -n -M prepared -c 4 -j 2 -T "$2" -f claims_10.sql@4 -f claims_1.sql@1 \
+		"${@:3}" bench </dev/null >load.out 2>&1 ||
+		{ cat load.out >&2; die "the claims failed"; }
+}
+
+# steady_load SIDE SECONDS NAME: at the rate; each transaction gets into the table
+steady_load()
+{
+	as_user rm -f log.*
+	load "$1" "$2" -R "$(awk "BEGIN { print $rate / $claims_a_transaction }")" --log --log-prefix=log
+	awk -v name="$3" '{ print name "," ($4 == 0 ? 10 : 1) "," $5 "," $3 / 1000 }' log.* |
+		sql "$database" -c '\copy transactions FROM STDIN (FORMAT csv)'
+}
+
+# What the machine sustains, with room for the cleaning
+choose_rate()
+{
+	local side claims
+
+	rate=20000
+	for side in idem hand_written; do
+		load "$side" "$(size 1 4 10)"
+		claims=$(awk -v each=$claims_a_transaction '/^tps/ { print int($3 * each) }' load.out)
+		remark 9 "$side: $claims claims a second unthrottled, without cleaning"
+		[ $((claims / 2)) -ge "$rate" ] || rate=$((claims / 2))
+	done
+	sql "$database" -c 'TRUNCATE idem_claims, hand_written' -c CHECKPOINT
+}
+
+# every SECONDS PID STATEMENT: while the process runs; late ones follow at once
+every()
+{
+	while kill -0 "$2" 2>/dev/null; do
+		echo "$3;"
+		sleep "$1"
+	done | sql "$database" >/dev/null
+}
+
+# until_true CONDITION
+until_true()
+{
+	local deadline=$((SECONDS + 60))
+
+	until [ "$(value "SELECT $1")" = t ]; do
+		[ "$SECONDS" -lt "$deadline" ] || die "not within a minute: $1"
+		sleep 0.1
+	done
+}
+
+start_cleaning()
+{
+	local since
+
+	since=$(value 'SELECT clock_timestamp()')
+	setting idem.databases=bench
+	until_true "last_run > '$since' AND NOT backlog FROM idem_stat_cleanup"
+}
+
+stop_cleaning()
+{
+	setting idem.databases=nothing
+	until_true "coalesce(cardinality(worker_pids), 0) = 0 FROM idem_stat_cleanup"
+}
+
+# run_steadily SIDE SECONDS
+run_steadily()
+{
+	local loader jobs=() job
+
+	steady_load "$1" "$2" steady &
+	loader=$!
+	every 0.5 $loader "SELECT sample('$1', '$ttl s')" &
+	jobs+=($!)
+	if [ "$1" != idem ]; then
+		every 5 $loader "CALL clean_$1('$ttl s')" &
+		jobs+=($!)
+	fi
+	for job in "$loader" "${jobs[@]}"; do
+		wait "$job"
+	done
+}
+
+# Everything that was claimed was removed or is still there, and the samples have not
+# missed an old one.
+check_work()
+{
+	local table=hand_written removed='SELECT sum(number) FROM removed' oldest="created_at + interval '$ttl s'"
+
+	if [ "$1" = idem ]; then
+		table=idem_claims removed='SELECT rows_deleted FROM idem_stat_cleanup' oldest=expires_at
+	fi
+	sql "$database" >/dev/null <<-SQL
+		SELECT expect('claims', ($removed)::bigint + count(*), (SELECT sum(claims) FROM transactions))
+		FROM $table;
+		SELECT expect('claims older than any seen', count(*), 0) FROM $table
+		WHERE $oldest < (SELECT oldest - interval '1 s' FROM samples ORDER BY at DESC LIMIT 1);
+	SQL
+}
+
+# drift COLUMN: percent
+drift()
+{
+	value "
+		WITH s AS (
+			SELECT extract(epoch FROM at - min(at) OVER ()) AS t, $1 AS size FROM samples
+		), half AS (
+			SELECT max(t) / 2 AS begun, max(t) AS ended FROM s
+		)
+		SELECT 100 * regr_slope(size, t) * (ended - begun)
+			/ (regr_intercept(size, t) + regr_slope(size, t) * begun)
+		FROM s JOIN half ON t >= begun GROUP BY begun, ended"
+}
+
+record_steady()
+{
+	record 9 'largest age of an expired claim' "$1" \
+		"$(value 'SELECT greatest(0, max(extract(epoch FROM at - oldest))) FROM samples')"
+	record 9 'size drift, heap' "$1" "$(drift heap)"
+	record 9 'size drift, indexes' "$1" "$(drift indexes)"
+	record 9 'heap and indexes, largest' "$1" "$(value 'SELECT max(heap + indexes) / 1e6 FROM samples')"
+	record 9 'dead tuples, largest' "$1" "$(value 'SELECT max(dead) / 1e3 FROM samples')"
+	record 9 'claim, p99' "$1" "$(value "SELECT p99('steady')")"
+}
+
+remark_steady()
+{
+	remark 9 "$(value "
+		SELECT format('%s: %s claims a second, %s claims of %s s', '$1',
+			round(sum(claims) / $2.0), sum(claims), $2)
+		FROM transactions WHERE during = 'steady'")"
+	remark 9 "$(value "
+		SELECT format('%s: a sample took %s ms, %s at most', '$1',
+			round(avg(extract(epoch FROM took)) * 1000, 1), round(max(extract(epoch FROM took)) * 1000, 1))
+		FROM samples")"
+	[ "$1" != idem ] || remark 9 "$(value "
+		SELECT format('idem_stat_cleanup said up to %s s less, and up to %s s more, than the oldest claim''s age',
+			round(greatest(0, max(extract(epoch FROM at - oldest - reported))), 2),
+			round(greatest(0, max(extract(epoch FROM reported - greatest(interval '0', at - oldest)))), 2))
+		FROM samples")"
+}
+
+remark_one_batch()
+{
+	remark 9 "$(value "
+		SELECT format('one_batch: after %s s the oldest expired claim was %s s old, heap and indexes had %s MB',
+			round(extract(epoch FROM at - (SELECT min(at) FROM samples))),
+			round(extract(epoch FROM at - oldest)), (heap + indexes) / 1000000)
+		FROM samples ORDER BY at DESC LIMIT 1")"
+}
+
+# measure_side SIDE SECONDS
+measure_side()
+{
+	create_load
+	sql postgres -c CHECKPOINT
+	if [ "$1" = idem ]; then
+		start_cleaning
+	fi
+	run_steadily "$1" "$2"
+	remark_steady "$1" "$2"
+	sql "$database" -A -F , -t -c "
+		SELECT '$1', round(extract(epoch FROM min(at) - min(min(at)) OVER ()), 1),
+			round(greatest(0, max(extract(epoch FROM at - oldest))), 2),
+			max(heap), max(indexes), max(dead)
+		FROM samples GROUP BY floor(extract(epoch FROM at) / $(size 1 1 4)) ORDER BY min(at)" \
+		>>figure_9.csv
+}
+
+measure_cleaning_on_and_off()
+{
+	local round seconds
+
+	# Whole intervals of cleaning; in full, of autovacuum
+	seconds=$(size 2 6 61)
+	for round in $(seq "$(size 1 4 5)"); do
+		start_cleaning
+		steady_load idem "$seconds" "on $round"
+		record 9 'claim, p99, cleaning on' idem "$(value "SELECT p99('on $round')")"
+		stop_cleaning
+		steady_load idem "$seconds" "off $round"
+		record 9 'claim, p99, cleaning on' cleaning_off "$(value "SELECT p99('off $round')")"
+	done
+}
+
+draw()
+{
+	gnuplot <<-PLOT
+		set terminal svg size 900,700 background '#ffffff' font 'sans-serif,13'
+		set output '$results/figure_9.svg'
+		set datafile separator ','
+		set multiplot layout 2,1
+		set key top left
+		set grid lc '#dddddd'
+		set yrange [0:]
+		set xlabel 'time (s)'
+		csv = '$results/figure_9.csv'
+		of(side, x) = strcol(1) eq side ? x : NaN
+		set title '$rate claims a second that expire after $ttl s'
+		set ylabel 'oldest expired claim: age (s)'
+		plot $(draw_sides "\$3")
+		unset title
+		set ylabel 'heap and indexes (MB)'
+		plot $(draw_sides "(\$4 + \$5) / 1e6")
+	PLOT
+}
+
+# draw_sides VALUE
+draw_sides()
+{
+	draw_side idem '#0060ad' idem "$1"
+	printf ', '
+	draw_side hand_written '#dd8800' 'hand-written, batches until one is not full' "$1"
+	[ "$mode" != quick ] || return 0
+	printf ', '
+	draw_side one_batch '#aa3333' 'hand-written, one batch' "$1"
+}
+
+# draw_side SIDE COLOUR TITLE VALUE
+draw_side()
+{
+	printf "csv using (of('%s', \$2)):(%s) with lines lw 2 lc '%s' title '%s'" "$1" "$4" "$2" "$3"
+}
+
+measure()
+{
+	local seconds naptime ttl rate side
+
+	seconds=$(size 8 120 900)
+	ttl=$(size 2 10 10)
+	# A server's default is a minute. Two minutes would show one vacuum.
+	naptime=$(size 2s 15s 1min)
+	setting synchronous_commit=off autovacuum=on autovacuum_naptime="$naptime" idem.ttl="${ttl}s"
+	remark 9 "claims expire after $ttl s; autovacuum_naptime $naptime"
+	create_load
+	choose_rate
+	echo side,seconds,oldest_expired_age_s,heap_bytes,index_bytes,dead_tuples >figure_9.csv
+
+	measure_side idem "$seconds"
+	record_steady idem
+	measure_cleaning_on_and_off
+	check_work idem
+	measure_side hand_written "$seconds"
+	record_steady hand_written
+	check_work hand_written
+	if [ "$mode" != quick ]; then
+		measure_side one_batch "$(size 8 0 300)"
+		remark_one_batch
+		check_work one_batch
+	fi
+	cp figure_9.csv "$results/"
+	draw
+}
