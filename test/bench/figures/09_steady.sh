@@ -259,7 +259,13 @@ remark_steady()
 		SELECT format('%s: a sample took %s ms, %s at most', '$1',
 			round(avg(extract(epoch FROM took)) * 1000, 1), round(max(extract(epoch FROM took)) * 1000, 1))
 		FROM samples")"
-	[ "$1" != idem ] || remark 9 "$(value "
+	[ "$1" = idem ] || return 0
+	remark 9 "$(value "
+		SELECT format('idem: %s batches, %s ms each, %s ms at most: %s %% of the time',
+			batches, round((total_batch_seconds / batches * 1000)::numeric),
+			round((max_batch_seconds * 1000)::numeric), round((100 * total_batch_seconds / $2)::numeric, 1))
+		FROM idem_stat_cleanup")"
+	remark 9 "$(value "
 		SELECT format('idem_stat_cleanup said up to %s s less, and up to %s s more, than the oldest claim''s age',
 			round(greatest(0, max(extract(epoch FROM at - oldest - reported))), 2),
 			round(greatest(0, max(extract(epoch FROM reported - greatest(interval '0', at - oldest)))), 2))
@@ -285,11 +291,12 @@ measure_side()
 	fi
 	run_steadily "$1" "$2"
 	remark_steady "$1" "$2"
+	# In full the largest of 10 s: the teeth would be too many to draw.
 	sql "$database" -A -F , -t -c "
 		SELECT '$1', round(extract(epoch FROM min(at) - min(min(at)) OVER ()), 1),
 			round(greatest(0, max(extract(epoch FROM at - oldest))), 2),
 			max(heap), max(indexes), max(dead)
-		FROM samples GROUP BY floor(extract(epoch FROM at) / $(size 1 1 4)) ORDER BY min(at)" \
+		FROM samples GROUP BY floor(extract(epoch FROM at) / $(size 1 1 10)) ORDER BY min(at)" \
 		>>figure_9.csv
 }
 
@@ -299,7 +306,7 @@ measure_cleaning_on_and_off()
 
 	# Whole intervals of cleaning; in full, of autovacuum
 	seconds=$(size 2 6 61)
-	for round in $(seq "$(size 1 4 5)"); do
+	for round in $(seq "$(size 1 4 4)"); do
 		for cleaning in $(sides "$round" cleaning_on cleaning_off); do
 			$cleaning
 			steady_load idem "$seconds" "$cleaning $round"
@@ -317,7 +324,8 @@ draw()
 		set output '$results/figure_9.svg'
 		set datafile separator ','
 		set multiplot layout 2,1
-		set key top left
+		set key bottom center outside horizontal
+		set xrange [0:$seconds]
 		set grid lc '#dddddd'
 		set yrange [0:]
 		set xlabel 'time (s)'
