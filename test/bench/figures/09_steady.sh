@@ -32,7 +32,7 @@ create_load()
 		CREATE FUNCTION claim_idem(number int) RETURNS void LANGUAGE plpgsql AS $$
 		BEGIN
 			FOR i IN 1 .. number LOOP
-				IF NOT idem_claim('user ' || (random() * 100000)::int, uuidv7(clock_timestamp())) THEN
+				IF NOT idem_claim(user_id((random() * 100000)::int), uuidv7(clock_timestamp())) THEN
 					RAISE 'claimed before';
 				END IF;
 			END LOOP;
@@ -42,7 +42,7 @@ create_load()
 		BEGIN
 			FOR i IN 1 .. number LOOP
 				INSERT INTO hand_written (user_id, request_id)
-				VALUES ('user ' || (random() * 100000)::int, uuidv7(clock_timestamp()))
+				VALUES (user_id((random() * 100000)::int), uuidv7(clock_timestamp()))
 				ON CONFLICT DO NOTHING;
 				IF NOT FOUND THEN
 					RAISE 'claimed before';
@@ -164,30 +164,19 @@ every()
 	done | sql "$database" >/dev/null
 }
 
-# until_true CONDITION
-until_true()
-{
-	local deadline=$((SECONDS + 60))
-
-	until [ "$(value "SELECT $1")" = t ]; do
-		[ "$SECONDS" -lt "$deadline" ] || die "not within a minute: $1"
-		sleep 0.1
-	done
-}
-
 cleaning_on()
 {
 	local since
 
 	since=$(value 'SELECT clock_timestamp()')
 	setting idem.databases=bench
-	until_true "last_run > '$since' AND NOT backlog FROM idem_stat_cleanup"
+	wait_until "last_run > '$since' AND NOT backlog FROM idem_stat_cleanup"
 }
 
 cleaning_off()
 {
 	setting idem.databases=nothing
-	until_true "coalesce(cardinality(worker_pids), 0) = 0 FROM idem_stat_cleanup"
+	wait_until "coalesce(cardinality(worker_pids), 0) = 0 FROM idem_stat_cleanup"
 	sql "$database" -c 'VACUUM idem_claims'
 }
 
