@@ -13,6 +13,8 @@
 # The commit is part of it, and waits for the disk, so its own time is shown too: from
 # before it until the holder goes on.
 
+: "${database?}"
+
 create_sessions()
 {
 	sql "$database" <<-'SQL'
@@ -139,7 +141,7 @@ measure()
 {
 	local kind other percent round side turns pid
 
-	turns=$(size 20 200 1000)
+	turns=$(size 20 150 500)
 	new_database
 	create_sessions
 	for round in $(seq "$(size 1 3 9)"); do

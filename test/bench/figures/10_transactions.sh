@@ -1,0 +1,153 @@
+# shellcheck shell=bash
+#
+# Figure 10: whole transactions a second. pgbench's TPC-B-like transaction, from 8 clients:
+# one call of a stored procedure that has its five statements, so that nothing but the work
+# itself stands beside the guard. With synchronous_commit on, and off.
+#
+#	idem          idem_claim() comes first in the procedure
+#	redis_guard   around the procedure: SET key PENDING NX EX, then SET key RESULT EX; on a
+#	              Unix socket, the fastest there is; with the persistence of Debian's
+#	              configuration: no append-only file, and snapshots, for which the runs
+#	              are too short
+#	hand_written  INSERT ... ON CONFLICT DO NOTHING comes first in the procedure (for
+#	              want of time not in quick)
+#	nothing       the procedure
+#
+# One client program for all (10_transactions.c), with the same requests. A marker is stored,
+# and in Redis the balance, as its second round trip is part of that guard. Nobody cleans;
+# each run begins with no claims and no history, and with vacuumed tables. No checkpoint comes
+# between: the tables are loaded after one, so there are no full-page images, which would
+# make transactions dearer and the guard's share smaller. All tables fit into shared_buffers.
+
+: "${database?}" "${pg_config?}" "${workspace?}" "${mode?}"
+
+clients=8
+redis_socket=$workspace/tmp/redis.sock	# not local: for the trap, too
+
+# create_procedure NAME GUARD
+create_procedure()
+{
+	sql "$database" <<-SQL
+		CREATE FUNCTION tpcb_$1(account int, branch int, teller int, delta int, request text)
+		RETURNS int LANGUAGE plpgsql AS \$\$
+		DECLARE
+			balance int;
+		BEGIN
+			$2
+			UPDATE pgbench_accounts SET abalance = abalance + delta WHERE aid = account;
+			SELECT abalance INTO balance FROM pgbench_accounts WHERE aid = account;
+			UPDATE pgbench_tellers SET tbalance = tbalance + delta WHERE tid = teller;
+			UPDATE pgbench_branches SET bbalance = bbalance + delta WHERE bid = branch;
+			INSERT INTO pgbench_history (tid, bid, aid, delta, mtime)
+			VALUES (teller, branch, account, delta, current_timestamp);
+			RETURN balance;
+		END \$\$;
+	SQL
+}
+
+create_procedures()
+{
+	create_procedure nothing ''
+	create_procedure idem 'IF NOT idem_claim(account::text, request) THEN
+				RETURN NULL;
+			END IF;'
+	create_procedure hand_written 'INSERT INTO hand_written (user_id, request_id) VALUES (account::text, request)
+			ON CONFLICT DO NOTHING;
+			IF NOT FOUND THEN
+				RETURN NULL;
+			END IF;'
+}
+
+build_client()
+{
+	as_user gcc -O2 -Wall -Wextra -Werror -pthread -I "$("$pg_config" --includedir)" \
+		-o transactions tree/test/bench/figures/10_transactions.c \
+		-L "$("$pg_config" --libdir)" -Wl,-rpath,"$("$pg_config" --libdir)" -lpq -lhiredis
+}
+
+redis()
+{
+	as_user redis-cli -s "$redis_socket" "$@"
+}
+
+# Debian's configuration has the persistence that is built in.
+start_redis()
+{
+	trap 'redis shutdown nosave >/dev/null 2>&1 || true' EXIT
+	as_user redis-server --port 0 --unixsocket "$redis_socket" --dir "$workspace/tmp" \
+		--daemonize yes --logfile "$workspace/redis.log" >/dev/null
+	for _ in {1..100}; do
+		[ "$(redis ping 2>/dev/null)" != PONG ] || return 0
+		sleep 0.1
+	done
+	die "Redis does not start"
+}
+
+# All sides begin alike.
+prepare_run()
+{
+	sql "$database" -c 'TRUNCATE pgbench_history, idem_claims, hand_written' \
+		-c 'VACUUM pgbench_branches, pgbench_tellers, pgbench_accounts'
+	redis flushall >/dev/null
+}
+
+# transactions_a_second SIDE SYNCHRONOUS_COMMIT SECONDS, into $rate
+transactions_a_second()
+{
+	local arguments=("dbname=$database options='-c synchronous_commit=$2'") number
+
+	case $1 in
+		redis_guard) arguments+=(tpcb_nothing "$clients" "$scale" "$3" "$redis_socket") ;;
+		*) arguments+=("tpcb_$1" "$clients" "$scale" "$3") ;;
+	esac
+	prepare_run
+	read -r number rate < <(client ./transactions "${arguments[@]}") || die "no transactions"
+	value "SELECT expect('transactions', count(*), $number) FROM pgbench_history" >/dev/null
+	case $1 in
+		idem) value "SELECT expect('claims', count(*), $number) FROM idem_claims" >/dev/null ;;
+		hand_written) value "SELECT expect('claims', count(*), $number) FROM hand_written" >/dev/null ;;
+		redis_guard) value "SELECT expect('keys', $(redis dbsize), $number)" >/dev/null ;;
+	esac
+}
+
+# Where the latest checkpoint begins
+redo()
+{
+	value 'SELECT redo_lsn FROM pg_control_checkpoint()'
+}
+
+measure()
+{
+	local other others=(redis_guard nothing) rate redo
+	local round scale seconds side synchronous
+
+	scale=$(size 10 20 50)
+	seconds=$(size 1 3 8)
+	[ "$mode" = quick ] || others+=(hand_written)
+	new_database
+	create_procedures
+	build_client
+	start_redis
+	sql postgres -c CHECKPOINT
+	redo=$(redo)
+	client pgbench --initialize --quiet --scale="$scale" "$database" >pgbench.log 2>&1 ||
+		{ cat pgbench.log >&2; die "pgbench --initialize failed"; }
+	for round in $(seq "$(size 1 3 9)"); do
+		for synchronous in on off; do
+			for side in $(sides "$round" idem "${others[@]}"); do
+				transactions_a_second "$side" "$synchronous" "$seconds"
+				for other in "${others[@]}"; do
+					case $side in
+						idem | "$other") record 10 "TPC-B, commit $synchronous, $other" "$side" "$rate" ;;
+					esac
+				done
+			done
+		done
+	done
+	value "SELECT expect('balances of accounts', accounts, tellers), expect('balances of branches', branches, tellers)
+		FROM (SELECT sum(abalance) FROM pgbench_accounts) AS a (accounts),
+			(SELECT sum(tbalance) FROM pgbench_tellers) AS t (tellers),
+			(SELECT sum(bbalance) FROM pgbench_branches) AS b (branches)" >/dev/null
+	[ "$(redo)" = "$redo" ] || remark 10 "There was a checkpoint on the way: full-page images make the sides more alike."
+	remark 10 "$clients clients, scale $scale, $seconds s a run. The $(nproc) cores are shared by the server, the clients and Redis."
+}
