@@ -20,7 +20,7 @@
  *
  * Steps 4 and 5 close the race between two probes that both found nothing: of
  * two entries with the same key in the unique index the second one sees the
- * first.  No decision rests on the probe alone.  So a transaction that has claimed many
+ * first.  No decision rests on the probe alone.  So a session that has claimed many
  * new keys in a row leaves step 1 out, until an insert conflicts.
  *
  * Many rows at once need neither token nor confirmation: they are written as plain
@@ -170,11 +170,12 @@ typedef struct Store
 static Store *the_store = NULL;
 static bool the_store_is_stale = false;
 
-/* This transaction's: what it has locked, whether it has written any row, and how
- * many keys in a row were new */
+/* This transaction's: what it has locked, and whether it has written any row */
 static Oid	locked_claims = InvalidOid;
 static Oid	locked_key_index = InvalidOid;
 static bool has_written = false;
+
+/* This session's: how many keys in a row were new */
 static uint64 new_in_a_row = 0;
 static ProcessUtility_hook_type next_process_utility = NULL;
 
@@ -497,7 +498,6 @@ end_transaction(XactEvent event, void *arg)
 			the_store = NULL;
 			locked_claims = locked_key_index = InvalidOid;
 			has_written = false;
-			new_in_a_row = 0;
 			break;
 		default:
 			break;
@@ -738,18 +738,6 @@ idem_store_probe(const IdemKey *key, IdemFound *found)
 	return probe;
 }
 
-/*
- * An index of a user can refuse a row, or run a function of his, before it is known
- * that the key is there: with such an index nothing is guessed.  None can come while
- * this transaction has the table locked and the store open.
- */
-bool
-idem_store_guess_absent(void)
-{
-	return new_in_a_row >= GUESS_AFTER && the_store != NULL &&
-		the_store->target != NULL && !the_store->has_user_index;
-}
-
 static bool
 has_key(TupleTableSlot *slot, const IdemKey *key)
 {
@@ -936,6 +924,26 @@ open_indexes(Store *store)
 			store->has_user_index = true;
 	}
 	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * An index of a user can refuse a row, or run a function of his, before it is known
+ * that the key is there: with such an index nothing is guessed.  None can come while
+ * this transaction has the table locked and the store open.
+ */
+bool
+idem_store_guess_absent(void)
+{
+	Store	   *store;
+	bool		guess;
+
+	if (new_in_a_row < GUESS_AFTER)
+		return false;
+	store = use_store();
+	open_indexes(store);
+	guess = !store->has_user_index;
+	done_with_store(store);
+	return guess;
 }
 
 /* conflict: NULL for an update */

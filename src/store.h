@@ -83,9 +83,9 @@ extern IdemProbe idem_store_probe(const IdemKey *key,
 extern bool idem_store_is_absent(const IdemKey *key);
 
 /*
- * Whether the next key is new as well, to go by what this transaction has claimed up to
- * now.  Inserting it then costs no look, which is a fifth of a claim; a wrong guess
- * costs a dead row, at most one for every hundred keys that were new.
+ * Whether the next key is new as well, to go by what this session has claimed up to now.
+ * Inserting it then costs no look, which is a fifth of a claim; a wrong guess costs a
+ * transaction id and a dead row, at most one for every hundred keys that were new.
  */
 extern bool idem_store_guess_absent(void);
 

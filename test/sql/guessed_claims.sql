@@ -23,6 +23,16 @@ COMMIT;
 BEGIN;
 SELECT * FROM claim_all('c ', 100);
 COMMIT;
+-- From one transaction to the next as well
+DO $$
+BEGIN
+	FOR i IN 1 .. 100 LOOP
+		PERFORM idem_claim('u', 'f ' || i);
+		COMMIT;
+	END LOOP;
+END $$;
+SELECT * FROM claim_all('f ', 2);
+SELECT * FROM claim_all('f ', 2);
 -- An index of a user does not see rows of keys that are there.
 CREATE UNIQUE INDEX regress_idem_unique ON idem_claims (user_id, request_id);
 BEGIN;
