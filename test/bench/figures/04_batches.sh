@@ -2,16 +2,14 @@
 #
 # Figure 4: a batch of new keys in the order of chance, as a consumer gets them, into a
 # table of 100,000: idem_claim_many() against one INSERT ... SELECT FROM unnest() ON
-# CONFLICT DO NOTHING, which does not tell which of them are new.
+# CONFLICT DO NOTHING, which does not tell which of them are new. A session that has done
+# the like before, as a consumer has.
 
 create_batches()
 {
 	sql "$database" <<-'SQL'
-		CREATE FUNCTION batch(side text) RETURNS float8 LANGUAGE plpgsql AS $$
+		CREATE FUNCTION claim_batch(side text, users text[], requests text[]) RETURNS bigint LANGUAGE plpgsql AS $$
 		DECLARE
-			users text[] := array_agg(user_id ORDER BY i) FROM requests;
-			requests text[] := array_agg(request_id ORDER BY i) FROM requests;
-			begun timestamptz := clock_timestamp();
 			claimed bigint;
 		BEGIN
 			IF side = 'idem' THEN
@@ -23,6 +21,19 @@ create_batches()
 				ON CONFLICT DO NOTHING;
 				GET DIAGNOSTICS claimed = ROW_COUNT;
 			END IF;
+			RETURN claimed;
+		END $$;
+
+		CREATE FUNCTION batch(side text) RETURNS float8 LANGUAGE plpgsql AS $$
+		DECLARE
+			users text[] := array_agg(user_id ORDER BY random()) FROM requests;
+			requests text[] := array_agg(request_id ORDER BY random()) FROM requests;
+			begun timestamptz;
+			claimed bigint;
+		BEGIN
+			PERFORM claim_batch(side, ARRAY['first'], ARRAY[gen_random_uuid()::text]);
+			begun := clock_timestamp();
+			claimed := claim_batch(side, users, requests);
 			PERFORM expect('claimed', claimed, cardinality(users));
 			RETURN extract(epoch FROM clock_timestamp() - begun) * 1e6 / cardinality(users);
 		END $$;
@@ -31,18 +42,20 @@ create_batches()
 
 measure()
 {
-	local keys round side
+	local ids keys round side
 
 	new_database
 	create_batches
-	for keys in 1000 10000; do
-		sql "$database" -c "CALL make_requests('UUIDv4', $(size 1000 100000 100000))" \
-			-c 'TRUNCATE idem_claims, hand_written' \
-			-c "SELECT batch('idem'), batch('hand_written')" -c CHECKPOINT >/dev/null
-		for round in $(seq "$(size 1 25 75)"); do
-			sql "$database" -c "CALL make_requests('UUIDv4', $keys)"
-			for side in $(sides "$round" idem hand_written); do
-				record 4 "batch of $keys keys" "$side" "$(value "SELECT batch('$side')")"
+	for ids in UUIDv4 UUIDv7; do
+		for keys in 1000 10000; do
+			sql "$database" -c "CALL make_requests('$ids', $(size 1000 100000 100000))" \
+				-c 'TRUNCATE idem_claims, hand_written' \
+				-c "SELECT batch('idem'), batch('hand_written')" -c CHECKPOINT >/dev/null
+			for round in $(seq "$(size 1 15 51)"); do
+				sql "$database" -c "CALL make_requests('$ids', $keys, clock_timestamp() + $round * interval '1 min')"
+				for side in $(sides "$round" idem hand_written); do
+					record 4 "batch of $keys keys, $ids" "$side" "$(value "SELECT batch('$side')")"
+				done
 			done
 		done
 	done

@@ -6,17 +6,19 @@
 # hand-written DELETE removes the other, each batch a transaction. The worst batch over the
 # first; and the median, since most of the worker's batches are not its worst.
 #
-# The worker begins each portion at the very start of its index, as it does otherwise about
-# once a minute: with a reload that is ordered. It goes on from where the batch before has
-# ended. The hand-written one always begins at the start. A worker's batches and their times
-# are those of its log.
+# The worker begins each portion with a walk from the very start of its index, as it does
+# otherwise about once a minute: with a reload that is ordered. Else it goes on from where
+# the batch before has ended. The hand-written one always begins at the start. A worker's
+# batches and their times are those of its log. The first and the median are those of batches
+# that have removed something; the worst is any, as some of a walk's pass what is gone and
+# find nothing.
 
 : "${database?}" "${mode?}" "${data?}" "${results?}"
 
 create_functions()
 {
 	sql "$database" <<-'SQL'
-		CREATE TABLE batches (side text, n serial, milliseconds float8);
+		CREATE TABLE batches (side text, n serial, removed bigint, milliseconds float8);
 
 		CREATE PROCEDURE clean(number int) LANGUAGE plpgsql AS $$
 		DECLARE
@@ -27,8 +29,8 @@ create_functions()
 				begun := clock_timestamp();
 				removed := hand_written_cleanup_any(interval '0');
 				COMMIT;
-				INSERT INTO batches (side, milliseconds)
-				VALUES ('hand_written_cleanup_any', extract(epoch FROM clock_timestamp() - begun) * 1000);
+				INSERT INTO batches (side, removed, milliseconds)
+				VALUES ('hand_written_cleanup_any', removed, extract(epoch FROM clock_timestamp() - begun) * 1000);
 				COMMIT;
 				PERFORM expect('removed', removed, 50000);
 			END LOOP;
@@ -73,8 +75,8 @@ clean_idem()
 note_batches()
 {
 	tail -n "+$1" "$data.log" |
-		sed -n 's/.*removed [0-9]* expired claims in \([0-9.]*\) s, .*/idem,\1/p' |
-		sql "$database" -c '\copy batches (side, milliseconds) FROM STDIN (FORMAT csv)' \
+		sed -n 's/.*removed \([0-9]*\) expired claims in \([0-9.]*\) s, .*/idem,\1,\2/p' |
+		sql "$database" -c '\copy batches (side, removed, milliseconds) FROM STDIN (FORMAT csv)' \
 			-c "UPDATE batches SET milliseconds = milliseconds * 1000 WHERE side = 'idem'"
 }
 
@@ -112,8 +114,9 @@ record_batches()
 
 	for way in idem hand_written_cleanup_any; do
 		IFS='|' read -r first median worst < <(sql "$database" -A -t -v way="$way" -f - <<-'SQL'
-			SELECT (array_agg(milliseconds ORDER BY n))[1],
-				percentile_cont(0.5) WITHIN GROUP (ORDER BY milliseconds), max(milliseconds)
+			SELECT (array_agg(milliseconds ORDER BY n) FILTER (WHERE removed > 0))[1],
+				percentile_cont(0.5) WITHIN GROUP (ORDER BY milliseconds) FILTER (WHERE removed > 0),
+				max(milliseconds)
 			FROM batches WHERE side = :'way'
 		SQL
 		)
