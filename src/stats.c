@@ -34,8 +34,9 @@
  *	1. before its snapshot, a batch folds slot->claimed into cleanup.oldest,
  *	   and resets it.  Whoever committed before the snapshot is in oldest;
  *	   whoever commits after it lowers claimed again;
- *	2. after its commit, the batch replaces oldest by what it found, unless
- *	   oldest lies before the place where it started to look, or another batch
+ *	2. after its commit, the batch replaces oldest by what it found, or, if it
+ *	   found nothing, by where it ended to look.  Unless oldest lies before the
+ *	   place where it started, or after the one where it ended, or another batch
  *	   has published since 1 and may know better: then the earlier one is kept.
  *
  * Too early a value costs a look at the table.  Too late a one would leave
@@ -114,7 +115,7 @@ typedef struct CleanupStats
 	/* state, not reset */
 	TimestampTz oldest;			/* earliest expiry that may be left */
 	uint64		publications;	/* how often it was replaced */
-	bool		backlog;		/* the latest batch ended by its bounds */
+	bool		backlog;		/* expired rows are known to be left */
 	IdemCleanupMarks marks;
 	int			worker_pid;		/* 0: none */
 	uint64		runs;
@@ -250,9 +251,9 @@ init_slot(DatabaseSlot *slot, Oid database)
 	reset_claims(slot);
 	slot->cleanup.oldest = DT_NOEND;
 	slot->cleanup.marks.low_water = DT_NOBEGIN;
-	slot->cleanup.marks.high_water = DT_NOBEGIN;
 	slot->cleanup.marks.rescan_after = DT_NOBEGIN;
 	slot->cleanup.marks.full_scan_at = DT_NOBEGIN;
+	slot->cleanup.marks.walk_at = DT_NOEND;
 	pg_atomic_write_u64(&slot->claimed, (uint64) DT_NOEND);
 	slot->database = database;
 }
@@ -343,12 +344,10 @@ static void
 replace_oldest(CleanupStats *cleanup, const IdemCleanupBatch *batch)
 {
 	if (cleanup->publications == batch->publications &&
-		cleanup->oldest >= batch->start)
-		cleanup->oldest = batch->oldest_expires_at;
-	else
-		cleanup->oldest = Min(cleanup->oldest, batch->oldest_expires_at);
+		cleanup->oldest >= batch->start && cleanup->oldest < batch->end)
+		cleanup->oldest = batch->end;
+	cleanup->oldest = Min(cleanup->oldest, batch->oldest_expires_at);
 	cleanup->publications++;
-	cleanup->backlog = batch->more;
 }
 
 uint64
@@ -550,7 +549,10 @@ publish_pending(const PendingStats *entry, bool prepared)
 	add_counters(&slot->cleanup.counters, entry->cleanup);
 	/* What a prepared transaction removed is still there for now. */
 	if (!prepared)
+	{
 		replace_oldest(&slot->cleanup, &entry->last_batch);
+		slot->cleanup.backlog = entry->last_batch.backlog;
+	}
 	SpinLockRelease(&slot->mutex);
 }
 
@@ -644,7 +646,7 @@ idem_stats_attach_worker(void)
 
 void
 idem_stats_publish_cleanup(const IdemCleanupBatch *batch, double seconds,
-						   const IdemCleanupMarks *marks)
+						   bool backlog, const IdemCleanupMarks *marks)
 {
 	DatabaseSlot *slot = get_own_slot(false);
 	CleanupCounters counters = {0};
@@ -655,6 +657,7 @@ idem_stats_publish_cleanup(const IdemCleanupBatch *batch, double seconds,
 	SpinLockAcquire(&slot->mutex);
 	add_counters(&slot->cleanup.counters, &counters);
 	replace_oldest(&slot->cleanup, batch);
+	slot->cleanup.backlog = backlog;
 	slot->cleanup.marks = *marks;
 	SpinLockRelease(&slot->mutex);
 }

@@ -48,13 +48,18 @@ extern void idem_stats_count_cleanup(const struct IdemCleanupBatch *batch,
 /* What one run of the worker leaves to the next; only the worker writes it */
 typedef struct IdemCleanupMarks
 {
-	TimestampTz low_water;		/* where a batch starts */
-	TimestampTz high_water;		/* highest low_water so far: what lies before
-								 * it was walked at least once */
+	TimestampTz low_water;		/* where a batch starts; DT_NOBEGIN: not known */
 	TimestampTz rescan_after;	/* no walk behind the low-water mark until
 								 * then */
-	int64		rows_unknown;	/* kept for good, as of the latest such walk */
-	TimestampTz full_scan_at;	/* latest walk from the very start */
+	TimestampTz full_scan_at;	/* start of the latest one from the very start */
+	int64		rows_unknown;	/* kept for good: the latest of these counted
+								 * them, and the batches since then */
+
+	/* The walk on its way, if walk_at is not DT_NOEND */
+	TimestampTz walk_at;		/* where its next slice starts */
+	bool		walk_is_full;	/* it began at the very start */
+	bool		walk_is_urgent; /* it is not to wait for rescan_after */
+	int64		walk_unknown;	/* kept for good, seen in it so far */
 } IdemCleanupMarks;
 
 /*
@@ -69,9 +74,10 @@ extern bool idem_stats_get_marks(IdemCleanupMarks *marks,
  * process is. */
 extern bool idem_stats_attach_worker(void);
 
-/* The worker's batch has been committed. */
+/* The worker's batch has been committed.  backlog: it is known that some
+ * expired rows are left, by this batch or the one before. */
 extern void idem_stats_publish_cleanup(const struct IdemCleanupBatch *batch,
-									   double seconds,
+									   double seconds, bool backlog,
 									   const IdemCleanupMarks *marks);
 
 /* There is nothing to clean: the database does not have the extension. */

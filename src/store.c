@@ -66,6 +66,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/multixact.h"
+#include "access/relscan.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
@@ -1389,10 +1390,21 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
 									  scan->snapshot, nkeys);
+	/* The time of an entry whose row is gone is in the entry alone. */
+	scan->scan->xs_want_itup = true;
 	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
 				TimestampTzGetDatum(from));
 	index_rescan(scan->scan, &key, nkeys, NULL, 0);
 	return scan;
+}
+
+static TimestampTz
+entry_expires_at(IndexScanDesc scan)
+{
+	bool		isnull;
+
+	return DatumGetTimestampTz(index_getattr(scan->xs_itup, 1,
+											 scan->xs_itupdesc, &isnull));
 }
 
 bool
@@ -1400,8 +1412,15 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 {
 	TupleTableSlot *slot = scan->store->slot;
 
-	if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
+	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
+	/* An entry has one row at most that an MVCC snapshot sees. */
+	row->gone = !index_fetch_heap(scan->scan, slot);
+	if (row->gone)
+	{
+		row->expires_at = entry_expires_at(scan->scan);
+		return true;
+	}
 	slot_getsomeattrs(slot, Anum_claims_state);
 	row->expires_at = time_or_none(slot, Anum_claims_expires_at);
 	row->state =

@@ -152,13 +152,17 @@ extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot,
 
 /*
  * Rows in the order of expires_at, from a given one on, as a new snapshot sees
- * them.  Takes RowExclusiveLock until the transaction ends.  For cleanup.c.
+ * them.  Among them come rows that are gone (or not there yet), which have left
+ * an entry in the index: there can be any number of these while somebody holds
+ * an old snapshot, and passing them takes time.  Takes RowExclusiveLock until
+ * the transaction ends.  For cleanup.c.
  */
 typedef struct IdemExpiryScan IdemExpiryScan;
 
 typedef struct IdemExpiring
 {
 	TimestampTz expires_at;
+	bool		gone;			/* an entry only: the rest is not set */
 	IdemState	state;
 	TimestampTz lease_until;	/* in progress only */
 	const text *scope;			/* in progress only; valid until the next row */

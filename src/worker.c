@@ -24,6 +24,20 @@
  * out of one database should the launcher be wrong.  Which lock protects what
  * there is said in stats.c.
  *
+ * A batch starts at the low-water mark, where the one before has ended: so it
+ * does not pass the index entries of what is removed already.  Behind the mark
+ * there can be rows all the same: skipped ones, those of who commits late or set
+ * expires_at, what was restored.  They are found by walks, from the very start
+ * or from the earliest row that is known, up to the mark.  While somebody holds
+ * an old snapshot there are as many dead entries on that way as claims have been
+ * removed since; so a walk goes in slices, each of them a batch, and after each
+ * slice comes a batch at the mark.  A slice is followed by a pause of the walk,
+ * so that walks take 5 % of the time; but while there is nothing to be removed
+ * at the mark, the slices of a walk come without a pause, and what they have
+ * taken is a pause before the next walk.  There is none where a walk has met
+ * backlog, or is the first one, or was ordered.  How far it has come is in shared
+ * memory: the next worker goes on there.
+ *
  * Leaving in time: before each batch and several times a second within one,
  * the worker tries the lock of its database that DROP, ALTER and a copy
  * conflict with, never waiting for it, and ends when it is refused.  The same
@@ -100,6 +114,12 @@
 #define FULL_SCAN_INTERVAL SECONDS(50)
 #define RESCAN_PAUSE_FACTOR 20
 #define RESCAN_PAUSE_MAX SECONDS(3600)
+
+/*
+ * Entries of rows that are gone that a batch passes: as many as the rows that it
+ * removes by default, since to pass one is several times cheaper.
+ */
+#define BATCH_GONE_MAX 50000
 
 /* The table's lock is all that a worker can wait for. */
 #define WORKER_LOCK_TIMEOUT "10s"
@@ -636,11 +656,12 @@ idem_launcher_main(Datum arg)
 typedef struct WorkerRun
 {
 	char	   *database;		/* name: nobody can rename it under us */
-	bool		full_scan;		/* ordered, and not done yet */
+	bool		full_scan;		/* ordered, and not begun yet */
 	IdemCleanupMarks marks;
 	TimestampTz oldest_expires_at;
-	bool		in_full_walk;	/* its first batch began at the very start */
-	int64		rows_unknown;	/* seen in it so far */
+	bool		more_at_mark;	/* the latest batch there has not come to now */
+	bool		backlog_at_mark;	/* it has left some */
+	bool		backlog_behind;	/* so has the latest slice of a walk */
 } WorkerRun;
 
 typedef enum ExtensionStanding
@@ -683,38 +704,95 @@ must_leave_database(void)
 	return !idem_conditional_lock_database(MyDatabaseId);
 }
 
-/* At the low-water mark, or behind it if there may be rows and it is time */
-static TimestampTz
-choose_start(const WorkerRun *run, TimestampTz now)
+/* Before each batch */
+static void
+read_marks(WorkerRun *run, TimestampTz now)
 {
-	const IdemCleanupMarks *marks = &run->marks;
-	int64		full_scan_age;
+	run->oldest_expires_at = DT_NOEND;
+	(void) idem_stats_get_marks(&run->marks, &run->oldest_expires_at);
 
-	if (run->full_scan)
-		return DT_NOBEGIN;
-	if (now < marks->rescan_after &&
-		marks->rescan_after <= now + RESCAN_PAUSE_MAX)
-		return marks->low_water;
-	if (pg_sub_s64_overflow(now, marks->full_scan_at, &full_scan_age) ||
-		full_scan_age < 0 || full_scan_age >= FULL_SCAN_INTERVAL)
-		return DT_NOBEGIN;
-	return Min(marks->low_water, run->oldest_expires_at);
+	/* Nothing was walked yet: what has expired by now is for the first walk. */
+	if (run->marks.low_water == DT_NOBEGIN)
+		run->full_scan = true;
+	/* It is now, too, if the clock was set back.  What expires from now on is
+	 * not to wait for a walk. */
+	if (run->marks.low_water == DT_NOBEGIN || run->marks.low_water > now)
+		run->marks.low_water = now;
 }
 
 static void
-advance_marks(WorkerRun *run, const IdemCleanupBatch *batch,
-			  TimestampTz begun_at, double seconds)
+begin_walk(IdemCleanupMarks *marks, TimestampTz start, TimestampTz now)
+{
+	marks->walk_at = start;
+	marks->walk_is_full = (start == DT_NOBEGIN);
+	marks->walk_is_urgent = false;
+	marks->walk_unknown = 0;
+	if (marks->walk_is_full)
+		marks->full_scan_at = now;
+}
+
+static bool
+is_walking(const IdemCleanupMarks *marks)
+{
+	return marks->walk_at != DT_NOEND;
+}
+
+static bool
+full_scan_is_due(const IdemCleanupMarks *marks, TimestampTz now)
+{
+	int64		age;
+
+	return pg_sub_s64_overflow(now, marks->full_scan_at, &age) ||
+		age < 0 || age >= FULL_SCAN_INTERVAL;
+}
+
+/* ahead: how much of the pause may be left */
+static bool
+walk_has_to_pause(const IdemCleanupMarks *marks, TimestampTz now, int64 ahead)
+{
+	return marks->rescan_after > now + ahead &&
+		marks->rescan_after <= now + RESCAN_PAUSE_MAX;
+}
+
+/*
+ * Is it time for a slice of a walk?  Begins one if there may be rows behind the
+ * mark.
+ */
+static bool
+walk_is_due(WorkerRun *run, TimestampTz now)
 {
 	IdemCleanupMarks *marks = &run->marks;
 
-	if (batch->start == DT_NOBEGIN)
+	if (run->full_scan)
 	{
+		begin_walk(marks, DT_NOBEGIN, now);
+		marks->walk_is_urgent = true;
 		run->full_scan = false;
-		marks->full_scan_at = begun_at;
-		run->in_full_walk = true;
-		run->rows_unknown = 0;
+		return true;
 	}
-	if (batch->start < marks->high_water)
+	if (is_walking(marks))
+		return marks->walk_is_urgent ||
+			!walk_has_to_pause(marks, now,
+							   run->more_at_mark ? 0 : FULL_SCAN_INTERVAL);
+	if (walk_has_to_pause(marks, now, 0))
+		return false;
+	if (full_scan_is_due(marks, now))
+		begin_walk(marks, DT_NOBEGIN, now);
+	else if (run->oldest_expires_at < marks->low_water)
+		begin_walk(marks, run->oldest_expires_at, now);
+	return is_walking(marks);
+}
+
+static void
+advance_walk(WorkerRun *run, const IdemCleanupBatch *batch, double seconds)
+{
+	IdemCleanupMarks *marks = &run->marks;
+
+	run->backlog_behind = batch->backlog;
+	/* To remove a backlog is no rescan, and does not pause. */
+	if (batch->backlog)
+		marks->walk_is_urgent = true;
+	else
 	{
 		TimestampTz now = GetCurrentTimestamp();
 		TimestampTz after = Max(now, marks->rescan_after) +
@@ -722,14 +800,19 @@ advance_marks(WorkerRun *run, const IdemCleanupBatch *batch,
 
 		marks->rescan_after = Min(after, now + RESCAN_PAUSE_MAX);
 	}
-	run->rows_unknown += batch->rows_unknown;
-	if (run->in_full_walk && !batch->more)
-	{
-		marks->rows_unknown = run->rows_unknown;
-		run->in_full_walk = false;
-	}
-	marks->low_water = batch->next_start;
-	marks->high_water = Max(marks->high_water, batch->next_start);
+	marks->walk_unknown += batch->rows_unknown;
+	marks->walk_at = batch->more ? batch->next_start : DT_NOEND;
+	if (!batch->more && marks->walk_is_full)
+		marks->rows_unknown = marks->walk_unknown;
+}
+
+static void
+advance_mark(WorkerRun *run, const IdemCleanupBatch *batch)
+{
+	run->more_at_mark = batch->more;
+	run->backlog_at_mark = batch->backlog;
+	run->marks.low_water = batch->next_start;
+	run->marks.rows_unknown += batch->rows_unknown;
 }
 
 /*
@@ -754,21 +837,25 @@ may_run_batch(void)
 	return false;
 }
 
-/* One batch in its own transaction.  False: there is no more to do. */
+/* One batch in its own transaction, which is a slice of the walk or starts at
+ * the mark.  False: it may not run. */
 static bool
-run_batch(WorkerRun *run)
+run_batch(WorkerRun *run, bool walk, TimestampTz begun_at)
 {
-	TimestampTz begun_at = GetCurrentTimestamp();
+	IdemCleanupOrder order = {
+		.start = walk ? run->marks.walk_at : run->marks.low_water,
+		.end = walk ? run->marks.low_water : DT_NOEND,
+		.expired_before = begun_at,
+		.rows_max = idem_cleanup_batch_size,
+		.gone_max = BATCH_GONE_MAX,
+		.stop = must_leave_database
+	};
 	instr_time	begun;
 	instr_time	duration;
 	double		seconds;
 	IdemCleanupBatch batch;
 
 	INSTR_TIME_SET_CURRENT(begun);
-	run->oldest_expires_at = DT_NOEND;
-	/* Before the look at the catalog: see idem_stats_publish_absent(). */
-	(void) idem_stats_get_marks(&run->marks, &run->oldest_expires_at);
-
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -779,23 +866,48 @@ run_batch(WorkerRun *run)
 		return false;
 	}
 	pgstat_report_activity(STATE_RUNNING, "removing expired claims");
-	idem_cleanup_batch(idem_cleanup_batch_size, choose_start(run, begun_at),
-					   begun_at, must_leave_database, &batch);
+	idem_cleanup_batch(&order, &batch);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 
 	INSTR_TIME_SET_CURRENT(duration);
 	INSTR_TIME_SUBTRACT(duration, begun);
 	seconds = INSTR_TIME_GET_DOUBLE(duration);
-	advance_marks(run, &batch, begun_at, seconds);
-	idem_stats_publish_cleanup(&batch, seconds, &run->marks);
+	if (walk)
+		advance_walk(run, &batch, seconds);
+	else
+		advance_mark(run, &batch);
+	idem_stats_publish_cleanup(&batch, seconds,
+							   run->backlog_at_mark || run->backlog_behind,
+							   &run->marks);
 	/* Autovacuum must learn of the dead rows. */
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 
-	elog(DEBUG1, "removed " INT64_FORMAT " expired claims in %.3f s, skipped " INT64_FORMAT,
-		 batch.rows_deleted, seconds, batch.rows_skipped);
-	return batch.more;
+	elog(DEBUG1, "removed " INT64_FORMAT " expired claims in %.3f s, skipped " INT64_FORMAT ", passed " INT64_FORMAT " that are gone, %s the low-water mark",
+		 batch.rows_deleted, seconds, batch.rows_skipped, batch.rows_gone,
+		 walk ? "behind" : "at");
+	return true;
+}
+
+/* A slice of a walk if it is time for one, and a batch at the mark.  False: there
+ * is no more to do. */
+static bool
+run_round(WorkerRun *run)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	/* Before a batch looks at the catalog: see idem_stats_publish_absent(). */
+	read_marks(run, now);
+	if (walk_is_due(run, now) && !run_batch(run, true, now))
+		return false;
+
+	now = GetCurrentTimestamp();
+	read_marks(run, now);
+	if (!run_batch(run, false, now))
+		return false;
+	return run->more_at_mark ||
+		(is_walking(&run->marks) && walk_is_due(run, GetCurrentTimestamp()));
 }
 
 static void
@@ -803,7 +915,7 @@ run_batches(WorkerRun *run)
 {
 	TimestampTz begun_at = GetCurrentTimestamp();
 
-	while (run_batch(run) &&
+	while (run_round(run) &&
 		   !TimestampDifferenceExceeds(begun_at, GetCurrentTimestamp(),
 									   RUN_DURATION_MAX / 1000))
 	{
@@ -846,9 +958,9 @@ init_run(WorkerRun *run)
 	run->full_scan = order.full_scan;
 	/* Where no statistics are kept, each run starts with these. */
 	run->marks.low_water = DT_NOBEGIN;
-	run->marks.high_water = DT_NOBEGIN;
 	run->marks.rescan_after = DT_NOBEGIN;
 	run->marks.full_scan_at = DT_NOBEGIN;
+	run->marks.walk_at = DT_NOEND;
 
 	StartTransactionCommand();
 	run->database = MemoryContextStrdup(TopMemoryContext,
