@@ -150,7 +150,8 @@ sub leader_until
 		});
 }
 
-# Tells the ids that it has when the group is being made.
+# Tells the ids that it has when the group is being made.  While another follower heals
+# there are none: then it tells them in the end.
 sub follower
 {
 	my ($request) = @_;
@@ -158,7 +159,7 @@ sub follower
 	return client($request, \@members,
 		sub {
 			my ($writer, $outcome, $ids) = @_;
-			print $writer "$ids\n" if $outcome eq 'in_progress';
+			print $writer "$ids\n" if $outcome eq 'in_progress' && defined $ids;
 		});
 }
 
