@@ -89,7 +89,7 @@ measure()
 {
 	local rows claims figure ids begun
 
-	rows=$(size 20000 500000 5000000)
+	rows=$(size 20000 400000 5000000)
 	claims=$((rows / 50))
 	for figure in 5 6; do
 		if [ "$mode" != full ] && wants_figure "$figure"; then

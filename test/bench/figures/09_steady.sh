@@ -295,7 +295,7 @@ measure_cleaning_on_and_off()
 
 	# Whole intervals of cleaning; in full, of autovacuum
 	seconds=$(size 2 6 61)
-	for round in $(seq "$(size 1 4 4)"); do
+	for round in $(seq "$(size 1 3 4)"); do
 		for cleaning in $(sides "$round" cleaning_on cleaning_off); do
 			$cleaning
 			steady_load idem "$seconds" "$cleaning $round"
