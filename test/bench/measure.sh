@@ -154,11 +154,11 @@ open_results()
 	sql results -f tree/test/bench/results.sql
 	sql results -c '\copy goals (figure, what, unit, alternative, ratio, at_least, at_most) FROM tree/test/bench/goals.csv (FORMAT csv, HEADER)'
 	if [ -e "$results/measured.csv" ]; then
-		sql results -c '\copy measured FROM STDIN (FORMAT csv, HEADER)' <"$results/measured.csv"
+		sql results -c '\copy earlier FROM STDIN (FORMAT csv, HEADER)' <"$results/measured.csv"
 		sql results -c '\copy remarks FROM STDIN (FORMAT csv, HEADER)' <"$results/remarks.csv"
 		list=$(IFS=,; echo "${figures[*]}")
-		sql results -c "DELETE FROM measured WHERE figure IN ($list)" \
-			-c "DELETE FROM remarks WHERE figure IN ($list)"
+		sql results -c "DELETE FROM earlier WHERE figure IN ($list)" -c 'SELECT take_earlier()' \
+			-c "DELETE FROM remarks WHERE figure IN ($list)" >/dev/null
 	fi
 }
 
