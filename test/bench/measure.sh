@@ -187,12 +187,14 @@ measure_figures()
 			)
 			sql postgres -c 'ALTER SYSTEM RESET ALL'
 			reload
+			write_results
 			break
 		done
 	done
 	sql postgres -c 'DROP DATABASE IF EXISTS bench WITH (FORCE)'
 }
 
+# After each file: what it took long to measure is not to be lost with the next one.
 write_results()
 {
 	sql results -c '\copy (SELECT * FROM measured ORDER BY figure, what, way, n) TO STDOUT (FORMAT csv, HEADER)' \
@@ -201,8 +203,6 @@ write_results()
 		>"$results/remarks.csv"
 	sql results -c '\copy (SELECT * FROM results) TO STDOUT (FORMAT csv, HEADER)' >"$results/results.csv"
 	sql results -A -t -c "SELECT line FROM markdown" >"$results/README.md"
-	echo
-	cat "$results/README.md"
 	# As root, they would be root's in somebody's working tree.
 	chown -R --reference="$bench" "$bench/results"
 }

@@ -3,11 +3,12 @@
 set terminal svg size 900,450 font 'sans-serif,14' background rgb 'white'
 set output picture
 set datafile separator ','
-set title 'Cleaning while a snapshot is held open: time of each batch of 50,000'
-set xlabel 'batch'
-set ylabel 'milliseconds (logarithmic)'
-set logscale y
+set title 'Cleaning while a snapshot is held open'
+set xlabel 'claims removed so far (thousands)'
+set ylabel 'time of the batch (ms)'
+set yrange [0:]
 set grid ytics
-set key left top
-plot data using 1:(strcol(2) eq 'idem' ? $3 : NaN) with linespoints pointtype 7 pointsize 0.5 linewidth 2 linecolor rgb '#1f77b4' title 'idem, its worker', \
-	'' using 1:(strcol(2) eq 'hand_written_cleanup_any' ? $3 : NaN) with linespoints pointtype 5 pointsize 0.5 linewidth 2 linecolor rgb '#d95f02' title 'hand-written, DELETE ... ctid = ANY'
+set key bottom center outside horizontal
+of(side, x) = strcol(1) eq side ? x : NaN
+plot data using ($2 / 1e3):(of('idem', $3)) with points pointtype 7 pointsize 0.6 linecolor rgb '#0060ad' title 'idem: batches and slices of walks', \
+	'' using ($2 / 1e3):(of('hand_written_cleanup_any', $3)) with points pointtype 5 pointsize 0.6 linecolor rgb '#dd8800' title 'hand-written: DELETE ... ctid = ANY'

@@ -105,7 +105,7 @@ run_portions()
 	done
 	release_snapshot
 	note_batches "$log_line"
-	sql "$database" -c "\copy (SELECT row_number() OVER (PARTITION BY side ORDER BY n) AS batch, side, milliseconds FROM batches ORDER BY side, batch) TO STDOUT (FORMAT csv, HEADER)" >"$results/figure_8.csv"
+	sql "$database" -c "\copy (SELECT side, sum(removed) OVER (PARTITION BY side ORDER BY n) AS removed_so_far, milliseconds FROM batches ORDER BY side, n) TO STDOUT (FORMAT csv, HEADER)" >"$results/figure_8.csv"
 }
 
 record_batches()
