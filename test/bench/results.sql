@@ -92,8 +92,9 @@ CREATE VIEW markdown (line) AS
 			|| ' idem is; for sizes, rates and the like, idem''s value over the other (dead tuples: the difference); without an alternative, or in times, idem''s value.'
 		UNION ALL
 		SELECT 2, min(figure), format(E'\nFigures %s: %s, %s cores, commit %s, %s.',
-			string_agg(DISTINCT figure::text, ', '), server, cores, commit, measured_on)
-		FROM measured GROUP BY server, cores, commit, measured_on
+			string_agg(figure::text, ', ' ORDER BY figure), server, cores, commit, measured_on)
+		FROM (SELECT DISTINCT figure, server, cores, commit, measured_on FROM measured) AS m
+		GROUP BY server, cores, commit, measured_on
 		UNION ALL
 		SELECT 3, 0, E'\n| | what | unit | runs | idem | alternative | | ratio | to reach | |\n|---|---|---|---|---|---|---|---|---|---|'
 		UNION ALL
