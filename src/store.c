@@ -148,6 +148,7 @@ typedef struct Store
 	SubTransactionId opened_in; /* the latest in which relations were */
 	Relation	claims;
 	Relation	key_index;
+	bool		has_user_index;
 	TupleTableSlot *slot;
 	TupleDesc	marker;			/* its columns */
 
@@ -165,7 +166,6 @@ typedef struct Store
 	EState	   *estate;
 	ResultRelInfo *target;
 	List	   *arbiters;		/* the primary key */
-	bool		has_user_index;
 } Store;
 
 static Store *the_store = NULL;
@@ -341,6 +341,23 @@ init_scan_keys(ScanKey keys)
 		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
 }
 
+static bool
+has_user_index(const Store *store)
+{
+	List	   *indexes = RelationGetIndexList(store->claims);
+	bool		found = false;
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+	{
+		if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
+			lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
+			found = true;
+	}
+	list_free(indexes);
+	return found;
+}
+
 static void
 check_writable(const char *command)
 {
@@ -375,6 +392,7 @@ open_store(void)
 	store->claims = open_claims_to_write();
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
+	store->has_user_index = has_user_index(store);
 	InitDirtySnapshot(store->dirty);
 	init_scan_keys(store->keys);
 	/* A copy of the descriptor has no reference count to give back. */
@@ -916,21 +934,13 @@ open_indexes(Store *store)
 	ExecOpenIndices(target, false);
 	CurrentResourceOwner = owner;
 	store->target = target;
-	for (int i = 0; i < target->ri_NumIndices; i++)
-	{
-		Oid			index = RelationGetRelid(target->ri_IndexRelationDescs[i]);
-
-		if (index != RelationGetRelid(store->key_index) &&
-			index != idem_catalog()->claims_by_expiry)
-			store->has_user_index = true;
-	}
 	MemoryContextSwitchTo(caller);
 }
 
 /*
  * An index of a user can refuse a row, or run a function of his, before it is known
- * that the key is there: with such an index nothing is guessed.  None can come while
- * this transaction has the table locked and the store open.
+ * that the key is there: with such an index nothing is guessed.  One that comes makes
+ * the store stale.
  */
 bool
 idem_store_guess_absent(void)
@@ -941,7 +951,6 @@ idem_store_guess_absent(void)
 	if (new_in_a_row < GUESS_AFTER)
 		return false;
 	store = use_store();
-	open_indexes(store);
 	guess = !store->has_user_index;
 	done_with_store(store);
 	return guess;
