@@ -259,6 +259,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	BatchAnswers answers;
 
 	call.deadline = idem_deadline_from_arg(fcinfo, 4);
+	idem_deadline_begin(&call.deadline);
 	scope = idem_scope_from_arg(fcinfo, 2);
 	items = read_items(fcinfo, scope, &n, &nvalid);
 	sort_items(items, nvalid);

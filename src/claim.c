@@ -422,6 +422,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		if (wait_began_us == 0)
 		{
 			wait_began_us = idem_monotonic_us();
+			idem_deadline_begin(&call->deadline);
 			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
 		}
 		if (!wait_for_holder(call, step, look, &delete_deadline))

@@ -13,12 +13,12 @@
  *
  * What guarded_since says of the past rests on a lock.  A claim takes RowShareLock
  * on idem_scopes, makes sure that the policy is still as it read it, looks at the
- * clock, writes its promise and unlocks; the trigger that moves the guard takes ExclusiveLock before it
- * looks at the clock, until the change commits (the install script,
- * idem_scopes_guard()).  So all promises of the old policy are from before the guard,
- * committed or not, and whoever waits for the change reads the new one.  A replay
- * makes no promise, nor does whoever settles, extends or fences a lease make one to a
- * key without a row: they take no such lock.
+ * clock, writes its promise and unlocks; the trigger that moves the guard takes
+ * ExclusiveLock before it looks at the clock, until the change commits (the install
+ * script, idem_scopes_guard()).  So all promises of the old policy are from before the
+ * guard, committed or not, and whoever waits for the change reads the new one.  A
+ * replay makes no promise, nor does whoever settles, extends or fences a lease make one
+ * to a key without a row: they take no such lock.
  */
 #include "postgres.h"
 

@@ -40,8 +40,9 @@
  * and the like the caller probes again.
  *
  * What the executor would have done is done by check_writable(), which refuses a
- * transaction that may not write, and by open_store(), which refuses a table that was given triggers, rules, row security, constraints or columns: a
- * direct insert would pass them by.  Indexes that a user added are maintained.
+ * transaction that may not write, and by open_store(), which refuses a table that was
+ * given triggers, rules, row security, constraints or columns: a direct insert would
+ * pass them by.  Indexes that a user added are maintained.
  *
  * Opening relations, indexes and a scan costs as much as a probe, so they are
  * kept open from the first claim of a transaction to its end (the_store).  They

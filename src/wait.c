@@ -82,32 +82,41 @@ idem_monotonic_us(void)
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
-static IdemDeadline
-deadline_after_us(int64 wait_us)
+static int64
+patience_us(int wait_ms)
 {
-	IdemDeadline deadline = {.wait_us = wait_us, .at_us = IDEM_FOREVER};
-	int64		now_us = idem_monotonic_us();
+	return wait_ms < 0 ? IDEM_FOREVER : (int64) wait_ms * 1000;
+}
 
-	if (wait_us < IDEM_FOREVER - now_us)
-		deadline.at_us = now_us + wait_us;
-	return deadline;
+void
+idem_deadline_begin(IdemDeadline *deadline)
+{
+	int64		now_us;
+
+	if (deadline->at_us != 0)
+		return;
+	now_us = idem_monotonic_us();
+	deadline->at_us = deadline->wait_us < IDEM_FOREVER - now_us ?
+		now_us + deadline->wait_us : IDEM_FOREVER;
 }
 
 IdemDeadline
 idem_deadline_after(int wait_ms)
 {
-	return deadline_after_us(wait_ms < 0 ? IDEM_FOREVER :
-							 (int64) wait_ms * 1000);
+	IdemDeadline deadline = {.wait_us = patience_us(wait_ms)};
+
+	idem_deadline_begin(&deadline);
+	return deadline;
 }
 
 IdemDeadline
 idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 {
+	IdemDeadline deadline = {.wait_us = patience_us(idem_wait)};
 	Interval   *wait;
-	int64		wait_us;
 
 	if (PG_ARGISNULL(arg))
-		return idem_deadline_after(idem_wait);
+		return deadline;
 
 	wait = PG_GETARG_INTERVAL_P(arg);
 	/* From 17 on an infinite interval has INT_MAX months. */
@@ -116,13 +125,13 @@ idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("wait must not have months"),
 				 errhint("Fix the client: give it in days, hours or shorter units. To wait until cancelled, set idem.wait to -1 and leave wait out.")));
-	wait_us = idem_interval_us(wait);
-	if (wait_us < 0)
+	deadline.wait_us = idem_interval_us(wait);
+	if (deadline.wait_us < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("wait must not be negative"),
 				 errhint("Fix the client: '0' does not wait at all.")));
-	return deadline_after_us(wait_us);
+	return deadline;
 }
 
 /* Milliseconds that are left, at least 0; INT_MAX: as long as it takes. */
@@ -131,6 +140,7 @@ remaining_ms(const IdemDeadline *deadline)
 {
 	int64		left_us;
 
+	Assert(deadline->at_us != 0);
 	if (deadline->at_us == IDEM_FOREVER)
 		return INT_MAX;
 	left_us = Max(deadline->at_us - idem_monotonic_us(), 0);

@@ -14,16 +14,20 @@
 typedef struct IdemDeadline
 {
 	int64		wait_us;		/* 0: not at all */
-	int64		at_us;			/* its end on the monotonic clock;
+	int64		at_us;			/* its end on the monotonic clock; 0: not begun;
 								 * IDEM_FOREVER: until cancelled */
 	int			pause_ms;		/* of waiting for a lease without preload */
 } IdemDeadline;
 
 #define IDEM_FOREVER PG_INT64_MAX
 
-/* From now on: the argument of a call (an interval), or the setting idem.wait where it is
- * NULL.  Raises ID400. */
+/* The argument of a call (an interval), or the setting idem.wait where it is NULL; raises
+ * ID400.  It has to be begun before the first wait: the clock costs as much as the rest
+ * of the arguments, and few calls wait. */
 extern IdemDeadline idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg);
+extern void idem_deadline_begin(IdemDeadline *deadline);
+
+/* From now on; -1: until cancelled */
 extern IdemDeadline idem_deadline_after(int wait_ms);
 
 /*

@@ -220,6 +220,9 @@ idem.databases = 'nothing'
 	# Whoever locks a table would wait for the sleeper, and the holder behind that.
 	my $locker = Client->new($node);
 	$locker->ask("SET statement_timeout = '3 min'");
+	# A session that has claimed many new keys would insert the next one before it looks,
+	# and keep its locks for that. Not with an index of a user.
+	$locker->ask('CREATE INDEX by_user ON idem_claims (user_id)');
 	for my $kind ('', q{, lease => '1 hour'})
 	{
 		for my $first ('lease', 'transaction')
@@ -229,6 +232,7 @@ idem.databases = 'nothing'
 			$holder->ask('BEGIN') if $first eq 'transaction';
 			my $taken = $holder->ask(sprintf($take, $request, ''));
 			my $sleeper = Client->new($node);
+			$sleeper->ask(q{SELECT idem_claim('user', gen_random_uuid()::text) FROM generate_series(1, 200)});
 			$sleeper->ask('BEGIN');
 			$sleeper->send("SELECT outcome, result FROM idem_try_claim('user', '$request', wait => '10 min'$kind)");
 			ok(wait_for_waiters($node, 1, 'Lock', $preloaded), "$request: it waits for a transaction") if $first eq 'transaction';
@@ -250,6 +254,7 @@ idem.databases = 'nothing'
 			$locker->ask('DELETE FROM idem_scopes WHERE scope = $$$$');
 		}
 	}
+	$locker->ask('DROP INDEX by_user');
 	$locker->quit;
 
 	note "----- $name: the holder changes kind during one wait -----";
