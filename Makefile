@@ -29,6 +29,7 @@ OBJS = \
 	src/wait.o \
 	src/store.o \
 	src/policy.o \
+	src/scopes.o \
 	src/key.o \
 	src/stats.o \
 	src/catalog.o \

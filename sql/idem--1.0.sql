@@ -1,16 +1,21 @@
 /*
  * Objects of the extension idem 1.0.
  *
- * The extension is trusted: whoever may create objects in the database can
- * install it, and the objects then belong to the bootstrap superuser.  So every
- * name is qualified, nothing is granted to PUBLIC, and @extowner@ is granted
- * what dumping, restoring and granting need.
+ * The extension is trusted: a role that may create objects in the database can
+ * install it, and the objects then belong to the bootstrap superuser.  So
+ *
+ * - every name in this script is qualified;
+ * - no function here is SECURITY DEFINER.  What is in C acts on the extension's own
+ *	 objects, by OID; what is in SQL runs with the caller's rights;
+ * - rights are granted at the end, after all others were revoked, and only to
+ *	 @extowner@, for dumping, restoring and granting, and to pg_monitor.
  */
 
 -- complain if the script is sourced in psql rather than by CREATE EXTENSION
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
 
--- Two editions would not know of each other's claims.
+-- Two editions would not know of each other's claims.  A temporary schema is its
+-- session's own: nobody installs idem there.
 DO $block$
 DECLARE
 	other pg_catalog.text;
@@ -18,12 +23,24 @@ BEGIN
 	SELECT pg_catalog.format('%I', n.nspname) INTO other
 	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
 		JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'idem_claims'
-	WHERE p.proname OPERATOR(pg_catalog.=) 'idem_try_claim' LIMIT 1;
+	WHERE p.proname OPERATOR(pg_catalog.=) 'idem_try_claim'
+		AND NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_temp_')
+	LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
 			DETAIL = 'It is the portable edition.',
 			HINT = 'Move it here, see sql/idem-move.sql; or drop it first.';
+	END IF;
+
+	IF EXISTS (
+		SELECT FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace
+			AND a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
+	) THEN
+		RAISE WARNING 'everybody may create objects in schema %', '@extschema@'::pg_catalog.regnamespace
+			USING DETAIL = 'A function that somebody creates there, idem_claim(varchar, varchar) say, can be called instead of the one of idem.',
+			HINT = 'Revoke CREATE on the schema from PUBLIC, or install idem into a schema of its own.';
 	END IF;
 END
 $block$;
@@ -101,6 +118,12 @@ CREATE TABLE @extschema@.idem_scopes (
 			AND lease OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
 			AND pg_catalog.date_part('year', lease) OPERATOR(pg_catalog.=) 0
 			AND pg_catalog.date_part('month', lease) OPERATOR(pg_catalog.=) 0),
+	lease_max pg_catalog.interval
+		CONSTRAINT idem_scopes_lease_max_check CHECK (
+			lease_max OPERATOR(pg_catalog.>) pg_catalog.interval '0'
+			AND lease_max OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
+			AND pg_catalog.date_part('year', lease_max) OPERATOR(pg_catalog.=) 0
+			AND pg_catalog.date_part('month', lease_max) OPERATOR(pg_catalog.=) 0),
 	failed pg_catalog.text NOT NULL DEFAULT 'terminal'
 		CHECK (failed OPERATOR(pg_catalog.=) 'terminal' OR failed OPERATOR(pg_catalog.=) 'retryable'),
 	lapsed pg_catalog.text NOT NULL DEFAULT 'reclaim'
@@ -113,7 +136,6 @@ CREATE TABLE @extschema@.idem_scopes (
 		CHECK (result_max_bytes OPERATOR(pg_catalog.>) 0
 			AND result_max_bytes OPERATOR(pg_catalog.<=) 267386880),
 	guarded_since pg_catalog.timestamptz,
-	guarded_ttl pg_catalog.interval,
 	CONSTRAINT idem_scopes_key_time_ttl_check
 		CHECK (key_time OPERATOR(pg_catalog.<>) 'uuidv7' OR ttl IS NOT NULL)
 );
@@ -121,20 +143,20 @@ CREATE TABLE @extschema@.idem_scopes (
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
 COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: idem.ttl';
 COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease when it is extended; NULL: idem.lease';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: idem.lease_max';
 COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
 COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
 COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
 COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
 COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then were remembered for guarded_ttl only; kept by the extension';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_ttl IS 'see guarded_since; kept by the extension';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: nothing is known of requests from before then; kept by a trigger';
 
 CREATE FUNCTION @extschema@.idem_scopes_changed()
 RETURNS pg_catalog.trigger
 AS 'MODULE_PATHNAME', 'idem_scopes_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: makes all sessions read idem_scopes again';
+COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: checks the lengths, and makes all sessions read idem_scopes again';
 
 -- Row triggers and ALWAYS: also what a subscriber receives is to act.
 CREATE TRIGGER idem_scopes_changed
@@ -148,180 +170,17 @@ FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_changed();
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed_all;
 
--- ----- what was promised before -----
-
--- Under key_time = uuidv7 a key without a row is new if its own time is within the
--- ttl, since a claim of it would still be remembered. That is wrong for claims that
--- were promised less: made before the ttl grew or the policy was switched on, or
--- under a row of the scope that was removed since. The guard says what is known of
--- them: keys up to guarded_since were promised guarded_ttl at least, and are stale
--- once that is over.
-
-CREATE TABLE @extschema@.idem_removed_scopes (
-	scope pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
-	removed_at pg_catalog.timestamptz NOT NULL,
-	ttl pg_catalog.interval NOT NULL
-);
-
-COMMENT ON TABLE @extschema@.idem_removed_scopes IS 'what scopes have promised whose row was removed; kept by the extension';
-COMMENT ON COLUMN @extschema@.idem_removed_scopes.ttl IS 'their claims were promised this at least';
-
-CREATE FUNCTION @extschema@.idem_least_promise(
-	ttl pg_catalog.interval,
-	guarded_since pg_catalog.timestamptz,
-	guarded_ttl pg_catalog.interval)
-RETURNS pg_catalog.interval
-LANGUAGE sql VOLATILE
-BEGIN ATOMIC
-	-- A guard counts as long as it says more than the ttl.
-	SELECT LEAST(ttl, CASE WHEN guarded_since OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) ttl)
-		THEN COALESCE(guarded_ttl, pg_catalog.interval '0') END);
-END;
-
-COMMENT ON FUNCTION @extschema@.idem_least_promise(pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.interval) IS
-'for the triggers of idem_scopes: what claims of a scope with these values were promised at least';
-
--- The lock waits for claims that are being written, and keeps others away until the
--- change commits: so no claim under the old policy is later than the guard. A key's own
--- time can be a minute ahead of its claim.
---
--- A scope is removed and made again in order, also by two who do it at once: each writes
--- its row of idem_removed_scopes. Who makes it writes one and deletes it.
---
--- This trigger and the next run as the owner of the objects, in whatever schema they
--- are now; in UTC, where a day has 24 hours as in the library. They need idem.ttl, which
--- the library defines: idem_scopes_changed() has loaded it, being first in the order of
--- names.
 CREATE FUNCTION @extschema@.idem_scopes_guard()
 RETURNS pg_catalog.trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-AS $function$
-DECLARE
-	default_ttl constant interval := current_setting('idem.ttl');
-	caller_timeout constant text := current_setting('lock_timeout');
-	is_update constant boolean := TG_OP = 'UPDATE' AND OLD.scope = NEW.scope;
-	removed_at timestamptz;		-- infinity: nothing is known of the scope
-	promised interval;
-	is_guarded boolean := true;
-BEGIN
-	IF is_update THEN
-		NEW.guarded_since := OLD.guarded_since;
-		NEW.guarded_ttl := OLD.guarded_ttl;
-		IF coalesce(NEW.ttl, default_ttl) <= coalesce(OLD.ttl, default_ttl)
-			AND (NEW.key_time <> 'uuidv7' OR OLD.key_time = 'uuidv7') THEN
-			RETURN NEW;
-		END IF;
-	END IF;
-
-	IF caller_timeout = '0' THEN
-		PERFORM set_config('lock_timeout', '5s', true);
-	END IF;
-	BEGIN
-		IF is_update THEN
-			EXECUTE format('SELECT %I.idem_least_promise($1, $2, $3)', TG_TABLE_SCHEMA)
-				INTO promised USING coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
-		ELSE
-			EXECUTE format('INSERT INTO %I.idem_removed_scopes AS removed VALUES ($1, ''infinity'', $2)
-				ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl RETURNING removed_at, ttl', TG_TABLE_SCHEMA)
-				INTO removed_at, promised USING NEW.scope, default_ttl;
-			EXECUTE format('DELETE FROM %I.idem_removed_scopes WHERE scope = $1', TG_TABLE_SCHEMA) USING NEW.scope;
-			IF removed_at < clock_timestamp() - default_ttl - interval '1 day' THEN
-				promised := default_ttl;
-			END IF;
-			promised := least(promised, default_ttl);
-			is_guarded := coalesce(NEW.ttl, default_ttl) > promised OR NEW.key_time = 'uuidv7';
-			-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none.
-			IF removed_at = 'infinity' AND TG_OP = 'INSERT' AND NEW.guarded_since IS NOT NULL THEN
-				NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
-				is_guarded := false;
-			END IF;
-		END IF;
-		IF is_guarded THEN
-			EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', TG_RELID::regclass);
-			NEW.guarded_since := clock_timestamp() + interval '1 minute';
-			NEW.guarded_ttl := promised;
-		END IF;
-	EXCEPTION WHEN lock_not_available THEN
-		RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
-			USING ERRCODE = 'lock_not_available',
-			HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
-	END;
-	PERFORM set_config('lock_timeout', caller_timeout, true);
-	RETURN NEW;
-END
-$function$;
+AS 'MODULE_PATHNAME', 'idem_scopes_guard'
+LANGUAGE C;
 
 COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since';
 
-CREATE FUNCTION @extschema@.idem_scopes_removed()
-RETURNS pg_catalog.trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-AS $function$
-DECLARE
-	default_ttl constant interval := current_setting('idem.ttl');
-	caller_timeout constant text := current_setting('lock_timeout');
-	record_it constant text := format($$
-		INSERT INTO %1$I.idem_removed_scopes AS removed (scope, removed_at, ttl)
-		VALUES ($1, clock_timestamp(), %1$I.idem_least_promise($2, $3, $4))
-		ON CONFLICT (scope) DO UPDATE SET removed_at = excluded.removed_at, ttl = least(removed.ttl, excluded.ttl)
-		$$, TG_TABLE_SCHEMA);
-	gone record;
-BEGIN
-	IF TG_OP = 'UPDATE' AND OLD.scope = NEW.scope THEN
-		RETURN NEW;
-	END IF;
-	IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-		RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', current_setting('transaction_isolation')
-			USING ERRCODE = 'feature_not_supported',
-			DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
-			HINT = 'Use DELETE, or READ COMMITTED.';
-	END IF;
-
-	IF caller_timeout = '0' THEN
-		PERFORM set_config('lock_timeout', '5s', true);
-	END IF;
-	BEGIN
-		-- What is older says nothing that idem.ttl does not say.
-		EXECUTE format('DELETE FROM %1$I.idem_removed_scopes WHERE scope IN (
-			SELECT scope FROM %1$I.idem_removed_scopes WHERE removed_at < clock_timestamp() - $1 - interval ''1 day''
-			FOR UPDATE SKIP LOCKED)', TG_TABLE_SCHEMA) USING default_ttl;
-		IF TG_OP = 'TRUNCATE' THEN
-			FOR gone IN EXECUTE format('SELECT * FROM %s', TG_RELID::regclass) LOOP
-				EXECUTE record_it USING gone.scope, coalesce(gone.ttl, default_ttl), gone.guarded_since, gone.guarded_ttl;
-			END LOOP;
-		ELSE
-			EXECUTE record_it USING OLD.scope, coalesce(OLD.ttl, default_ttl), OLD.guarded_since, OLD.guarded_ttl;
-		END IF;
-	EXCEPTION WHEN lock_not_available THEN
-		RAISE EXCEPTION 'a scope cannot be removed now: idem_removed_scopes is in use'
-			USING ERRCODE = 'lock_not_available',
-			HINT = 'Another transaction removes or makes it: try again. Set lock_timeout to wait longer than 5 seconds.';
-	END;
-	PERFORM set_config('lock_timeout', caller_timeout, true);
-	RETURN CASE TG_OP WHEN 'UPDATE' THEN NEW WHEN 'DELETE' THEN OLD END;
-END
-$function$;
-
-COMMENT ON FUNCTION @extschema@.idem_scopes_removed() IS 'trigger: keeps idem_removed_scopes';
-
--- Not on a subscriber, which receives the publisher's guard
+-- Not on a subscriber, which receives the publisher's guarded_since
 CREATE TRIGGER idem_scopes_guard
 BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
-
-CREATE TRIGGER idem_scopes_removed
-BEFORE UPDATE OR DELETE ON @extschema@.idem_scopes
-FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_removed();
-
-CREATE TRIGGER idem_scopes_removed_all
-BEFORE TRUNCATE ON @extschema@.idem_scopes
-FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_removed();
 
 -- ----- claiming -----
 
@@ -703,29 +562,16 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 'operator: zeroes the statistics of this database';
 
-REVOKE ALL ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics FROM PUBLIC;
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
-
--- A function in a view is called with the rights of who reads the view.
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
-GRANT EXECUTE ON FUNCTION
-	@extschema@.idem_stat_cleanup_counters(),
-	@extschema@.idem_stat_claims_counters(),
-	@extschema@.idem_stat_metrics()
-TO pg_monitor;
-
 -- ----- rights -----
 
--- SECURITY DEFINER: what the objects' owner has granted can be restored by
--- whoever restores the dump, a superuser or the owner of the database, and be
--- revoked by both.
+-- With the caller's rights: @extowner@ may grant all that is granted here, and so may a
+-- superuser.
 CREATE FUNCTION @extschema@.idem_change_rights(
 	role pg_catalog.regrole,
 	privileges pg_catalog.text,
 	command pg_catalog.text)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql
-SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
@@ -738,11 +584,12 @@ DECLARE
 		'idem_stat_metrics'];
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
-	-- all but the guard, which triggers keep
-	policy constant text := 'scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes';
-	extension oid;
+	-- all but the guard, which a trigger keeps
+	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	schema regnamespace;
+	routines regprocedure[];
 	routine regprocedure;
+	grantors text;
 BEGIN
 	IF role IS NULL OR NOT EXISTS (SELECT FROM pg_roles WHERE oid = role) OR privileges IS NULL OR privileges NOT IN ('app', 'operator')
 		OR command IS NULL OR command NOT IN ('GRANT %s TO %s', 'REVOKE %s FROM %s') THEN
@@ -750,10 +597,15 @@ BEGIN
 			USING ERRCODE = 'invalid_parameter_value',
 			HINT = 'app: claim and settle requests; operator: policy, cleanup, statistics.';
 	END IF;
-	SELECT oid, extnamespace INTO extension, schema FROM pg_extension WHERE extname = 'idem';
+	SELECT e.extnamespace, array_agg(p.oid::regprocedure) INTO schema, routines
+	FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+	WHERE e.extname = 'idem' AND p.proname = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+	GROUP BY e.oid;
 
 	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN
-		IF has_schema_privilege(session_user, schema, 'USAGE WITH GRANT OPTION') THEN
+		IF has_schema_privilege(schema, 'USAGE WITH GRANT OPTION') THEN
 			EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, role);
 		ELSE
 			RAISE WARNING 'role % cannot use schema %', role, schema
@@ -761,14 +613,7 @@ BEGIN
 		END IF;
 	END IF;
 
-	FOR routine IN
-		SELECT p.oid
-		FROM pg_proc p
-			JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
-		WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = extension
-			AND d.deptype = 'e'
-			AND p.proname = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
-	LOOP
+	FOREACH routine IN ARRAY routines LOOP
 		EXECUTE format(command, format('EXECUTE ON ROUTINE %s', routine), role);
 	END LOOP;
 	EXECUTE format(command, format('USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome', schema), role);
@@ -778,6 +623,17 @@ BEGIN
 		EXECUTE format(command, format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE format(command,
 			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics', schema), role);
+	END IF;
+
+	-- REVOKE takes back what its own role has granted, and is silent about the rest.
+	IF command LIKE 'REVOKE%' THEN
+		SELECT string_agg(DISTINCT a.grantor::regrole::text, ', ') INTO grantors
+		FROM pg_proc p, aclexplode(p.proacl) a
+		WHERE p.oid = ANY (routines) AND a.grantee = role;
+		IF grantors IS NOT NULL THEN
+			RAISE WARNING 'role % keeps rights that % granted', role, grantors
+				USING HINT = 'Run idem_revoke() as the role that granted them.';
+		END IF;
 	END IF;
 END
 $function$;
@@ -793,7 +649,7 @@ BEGIN ATOMIC
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
-'grants a role what an application (app) or an operator (operator) needs';
+'grants a role what an application (app) or an operator (operator) needs, as far as the caller may grant it';
 
 CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole, privileges pg_catalog.text)
 RETURNS pg_catalog.void
@@ -803,44 +659,82 @@ BEGIN ATOMIC
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
-'takes back what idem_grant() has granted; app and operator share some functions';
+'takes back what the caller has granted by idem_grant(); app and operator share some functions';
 
--- No function is for everybody, and the owner can grant all of them but the
--- triggers', which run without such a right and are for no other table.
+-- Default privileges (ALTER DEFAULT PRIVILEGES) have granted rights to anybody by now,
+-- and PostgreSQL's own defaults to PUBLIC.  First everything is revoked from everybody
+-- but the owner; then what follows is granted.
+DO $block$
+DECLARE
+	member pg_catalog.record;
+BEGIN
+	FOR member IN
+		SELECT o.object, o.kind, a.grantee
+		FROM pg_catalog.pg_extension e
+			JOIN pg_catalog.pg_depend d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+				AND d.refobjid OPERATOR(pg_catalog.=) e.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
+			JOIN (
+				SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, c.oid, c.oid::pg_catalog.regclass::pg_catalog.text AS object,
+					CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relowner AS owner, c.relacl AS acl
+				FROM pg_catalog.pg_class c
+				UNION ALL
+				SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass, p.oid, p.oid::pg_catalog.regprocedure::pg_catalog.text,
+					'ROUTINE', p.proowner, COALESCE(p.proacl, pg_catalog.acldefault('f', p.proowner))
+				FROM pg_catalog.pg_proc p
+				UNION ALL
+				SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, t.oid::pg_catalog.regtype::pg_catalog.text,
+					'TYPE', t.typowner, COALESCE(t.typacl, pg_catalog.acldefault('T', t.typowner))
+				FROM pg_catalog.pg_type t WHERE t.typtype OPERATOR(pg_catalog.=) 'e'
+			) o ON o.class OPERATOR(pg_catalog.=) d.classid AND o.oid OPERATOR(pg_catalog.=) d.objid,
+			pg_catalog.aclexplode(o.acl) a
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND a.grantee OPERATOR(pg_catalog.<>) o.owner
+	LOOP
+		EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s', member.kind, member.object,
+			CASE WHEN member.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN 'PUBLIC'
+				ELSE member.grantee::pg_catalog.regrole::pg_catalog.text END);
+	END LOOP;
+END
+$block$;
+
+-- What the owner of the extension needs to dump, to restore and to grant
+GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
+-- and to lock, for a move to the portable edition
+GRANT TRUNCATE ON @extschema@.idem_claims TO @extowner@;
+GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
+GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowner@ WITH GRANT OPTION;
+
+-- All functions but the triggers', which run without such a right and are for no other
+-- table
 DO $block$
 DECLARE
 	routine pg_catalog.regprocedure;
 BEGIN
 	FOR routine IN
-		SELECT d.objid
+		SELECT p.oid
 		FROM pg_catalog.pg_depend d
 			JOIN pg_catalog.pg_extension e ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+			JOIN pg_catalog.pg_proc p ON d.objid OPERATOR(pg_catalog.=) p.oid
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
 			AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
 			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
 			AND d.deptype OPERATOR(pg_catalog.=) 'e'
+			AND p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype
 	LOOP
-		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
-		IF (SELECT p.prorettype FROM pg_catalog.pg_proc p WHERE p.oid OPERATOR(pg_catalog.=) routine)
-			OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype THEN
-			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
-		END IF;
+		EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
 	END LOOP;
 END
 $block$;
 
-REVOKE ALL ON TYPE @extschema@.idem_state, @extschema@.idem_outcome FROM PUBLIC;
-GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowner@ WITH GRANT OPTION;
-
--- What the owner of the database needs to dump, to restore and to grant
-GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
--- and to lock, for a move to the portable edition
-GRANT TRUNCATE ON @extschema@.idem_claims TO @extowner@;
-GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
-GRANT SELECT, INSERT ON @extschema@.idem_removed_scopes TO @extowner@ WITH GRANT OPTION;
-GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;
+-- A function in a view is called with the rights of the role that reads the view.
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
+GRANT EXECUTE ON FUNCTION
+	@extschema@.idem_stat_cleanup_counters(),
+	@extschema@.idem_stat_claims_counters(),
+	@extschema@.idem_stat_metrics()
+TO pg_monitor;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_scopes', '');
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_removed_scopes', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_token_seq', '');

@@ -334,6 +334,7 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 		answer->outcome = IDEM_INVALID;
 		return STEP_ANSWER;
 	}
+	idem_check_lease(&call->key, &call->policy, call->lease_us);
 	idem_check_size(&call->key, &call->policy, call->progress, "progress");
 	return STEP_LOOK;
 }

@@ -2,9 +2,9 @@
  * guc.c
  *	  The settings.
  *
- * What a claim promises (how long it is remembered, how much it stores) is the
- * operator's to set: PGC_SUSET, so that an application cannot shorten a
- * promise, and an operator can still set it for a role or a database.  How long
+ * What a claim promises (how long it is remembered, how much it stores, how long a
+ * lease may keep others away) is the operator's to set: PGC_SUSET, so that an
+ * application cannot change it, and an operator can set it for a role or a database.  How long
  * a caller wants to wait is the caller's.
  */
 #include "postgres.h"
@@ -18,6 +18,7 @@
 
 int			idem_ttl = 3600;
 int			idem_lease = 30000;
+int			idem_lease_max = 86400;
 int			idem_wait = 5000;
 int			idem_result_max_bytes = 1024 * 1024;
 int			idem_cleanup_interval = 5000;
@@ -50,6 +51,12 @@ idem_define_settings(void)
 							"For scopes that have no lease of their own in idem_scopes.",
 							&idem_lease, 30000, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.lease_max",
+							"Longest lease that a caller may ask for.",
+							"For scopes that have no lease_max of their own in idem_scopes.",
+							&idem_lease_max, 86400, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.wait",
 							"How long a claim waits for another holder of its key.",

@@ -10,6 +10,7 @@
 
 extern int	idem_ttl;			/* seconds */
 extern int	idem_lease;			/* milliseconds */
+extern int	idem_lease_max;		/* seconds */
 extern int	idem_wait;			/* milliseconds, -1: until cancelled, 0: not at all */
 extern int	idem_result_max_bytes;	/* of the jsonb */
 extern int	idem_cleanup_interval;	/* milliseconds */

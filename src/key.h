@@ -11,6 +11,9 @@
 #define IDEM_KEY_PART_BYTES_MAX		255
 #define IDEM_FINGERPRINT_BYTES_MAX	64
 
+/* A key's own time may be this far ahead of the clock. */
+#define IDEM_KEY_TIME_SKEW_US		USECS_PER_MINUTE
+
 /* The texts may have short headers; they live as long as the arguments they
  * were taken from. */
 typedef struct IdemKey

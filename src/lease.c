@@ -34,15 +34,40 @@ idem_lease_from_arg(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		return 0;
 	lease = PG_GETARG_INTERVAL_P(arg);
-	/* From 17 on an infinite interval has INT_MAX months. */
-	if (lease->month != 0 || idem_interval_us(lease) <= 0 ||
-		idem_interval_us(lease) > IDEM_LEASE_MAX_US)
+	if (!idem_is_valid_length(lease))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("lease must be positive, at most %d days, and without months",
-						IDEM_LEASE_DAYS_MAX),
+						IDEM_LENGTH_DAYS_MAX),
 				 errhint("Fix the client: give it in seconds or minutes, and extend it while the work goes on.")));
 	return idem_interval_us(lease);
+}
+
+/* As a decimal number without trailing zeros */
+static char *
+seconds(int64 us)
+{
+	char	   *text = psprintf("%lld.%06d", (long long) (us / USECS_PER_SEC),
+								(int) (us % USECS_PER_SEC));
+	char	   *end = text + strlen(text);
+
+	while (end[-1] == '0')
+		*--end = '\0';
+	if (end[-1] == '.')
+		*--end = '\0';
+	return text;
+}
+
+void
+idem_check_lease(const IdemKey *key, const IdemPolicy *policy, int64 lease_us)
+{
+	if (lease_us > policy->lease_max_us)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("lease of %s s is longer than the scope allows, %s s",
+						seconds(lease_us), seconds(policy->lease_max_us)),
+				 idem_errdetail_key(key),
+				 errhint("Extend it while the work goes on, or have the operator raise idem.lease_max or the scope's lease_max.")));
 }
 
 /* user_id, request_id, token at 0 to 2; the scope at its own position */
@@ -93,6 +118,7 @@ idem_extend(PG_FUNCTION_ARGS)
 	read_holder(fcinfo, 5, &holder);
 	idem_store_open("idem_extend()");
 	policy = idem_policy(holder.key.scope);
+	idem_check_lease(&holder.key, &policy, lease_us);
 	idem_check_size(&holder.key, &policy, progress, "progress");
 	for (;;)
 	{

@@ -1,33 +1,27 @@
 /*
  * policy.c
- *	  Scopes: what their claims promise, cached and invalidated.
+ *	  What the claims of a scope promise, cached and invalidated.
  *
- * idem_scopes is a plain table that operators edit with SQL.  A row trigger
- * sends a relcache invalidation for it, which every backend receives, and a
- * subscriber too, since the trigger is ENABLE ALWAYS.  DML alone invalidates
- * nothing.  idem_policy() receives pending invalidations itself, so that a
- * change acts from the next claim after its commit.
+ * The policy is read from idem_scopes.  The table's trigger sends a relcache
+ * invalidation for it, which every backend receives; DML alone invalidates nothing.
+ * idem_policy() receives pending invalidations itself, so that a change acts from the
+ * next claim after its commit.
  *
  * A scope without a row is cached as well: an INSERT invalidates like the rest.
  * Settings are not copied into the cache: they are read when they are needed.
  *
  * What guarded_since says of the past rests on a lock.  A claim takes RowShareLock
- * on idem_scopes, makes sure that the policy is still as it read it, looks at the
- * clock, writes its promise and unlocks; the trigger that moves the guard takes
- * ExclusiveLock before it looks at the clock, until the change commits (the install
- * script, idem_scopes_guard()).  So all promises of the old policy are from before the
- * guard, committed or not, and whoever waits for the change reads the new one.  A
- * replay makes no promise, nor does whoever settles, extends or fences a lease make one
- * to a key without a row: they take no such lock.
+ * on idem_scopes, checks that its policy is still the current one, reads the clock,
+ * writes its row and unlocks.  The trigger that moves guarded_since takes ExclusiveLock
+ * before it reads the clock, and holds it until the change commits (scopes.c).  A claim
+ * that is only answered promises nothing, and a transaction that settles, extends or
+ * fences a lease promises nothing to a key without a row: neither takes the lock.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "catalog/pg_type_d.h"
-#include "commands/trigger.h"
-#include "common/int.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -46,31 +40,10 @@
 #include "guc.h"
 #include "key.h"
 #include "policy.h"
+#include "scopes.h"
 
 /* A scope is added per distinct name used: drop them all when there are many. */
 #define CACHED_SCOPES_MAX 1000
-
-/* Columns of idem_scopes, as in the install script */
-enum
-{
-	Anum_scopes_scope = 1,
-	Anum_scopes_ttl,
-	Anum_scopes_lease,
-	Anum_scopes_failed,
-	Anum_scopes_lapsed,
-	Anum_scopes_expired,
-	Anum_scopes_key_time,
-	Anum_scopes_result_max_bytes,
-	Anum_scopes_guarded_since,
-	Anum_scopes_guarded_ttl
-};
-
-#define Natts_scopes Anum_scopes_guarded_ttl
-
-static const Oid scopes_column_types[Natts_scopes] = {
-	TEXTOID, INTERVALOID, INTERVALOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-	INT4OID, TIMESTAMPTZOID, INTERVALOID
-};
 
 #define FROM_SETTINGS (-1)
 
@@ -86,8 +59,6 @@ static Oid	cached_relid = InvalidOid;
 static uint64 invalidations = 0;
 static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
 static SubTransactionId locked_in;
-
-PG_FUNCTION_INFO_V1(idem_scopes_changed);
 
 /* No catalog access here, and nothing that can fail: it only marks. */
 static void
@@ -130,19 +101,6 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
 }
 
-/* Saturates: a caller's argument is looked at before any bound is. */
-int64
-idem_interval_us(const Interval *interval)
-{
-	int64		us;
-
-	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &us))
-		return interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
-	if (pg_add_s64_overflow(us, interval->time, &us))
-		return interval->time < 0 ? PG_INT64_MIN : PG_INT64_MAX;
-	return us;
-}
-
 static void
 read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 {
@@ -155,15 +113,15 @@ read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 	datum = slot_getattr(slot, Anum_scopes_lease, &isnull);
 	if (!isnull)
 		policy->lease_us = idem_interval_us(DatumGetIntervalP(datum));
+	datum = slot_getattr(slot, Anum_scopes_lease_max, &isnull);
+	if (!isnull)
+		policy->lease_max_us = idem_interval_us(DatumGetIntervalP(datum));
 	datum = slot_getattr(slot, Anum_scopes_result_max_bytes, &isnull);
 	if (!isnull)
 		policy->result_max_bytes = DatumGetInt32(datum);
 	datum = slot_getattr(slot, Anum_scopes_guarded_since, &isnull);
 	if (!isnull)
 		policy->guarded_since = DatumGetTimestampTz(datum);
-	datum = slot_getattr(slot, Anum_scopes_guarded_ttl, &isnull);
-	if (!isnull)
-		policy->guarded_ttl_us = idem_interval_us(DatumGetIntervalP(datum));
 	policy->failed_retryable = column_is(slot, Anum_scopes_failed, "retryable");
 	policy->lapsed_unknown = column_is(slot, Anum_scopes_lapsed, "unknown");
 	policy->expired_reclaim = column_is(slot, Anum_scopes_expired, "reclaim");
@@ -194,31 +152,10 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 }
 
 static void
-check_scopes_layout(Relation scopes)
-{
-	TupleDesc	desc = RelationGetDescr(scopes);
-	bool		same = desc->natts >= Natts_scopes &&
-		OidIsValid(idem_primary_key_index(scopes));
-
-	for (int i = 0; same && i < Natts_scopes; i++)
-		same = TupleDescAttr(desc, i)->atttypid == scopes_column_types[i];
-	idem_refuse_distributed(scopes);
-	if (!same)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("table \"idem_scopes\" has another layout than the extension gave it"),
-				 errhint("Take back the change of its columns or of its primary key.")));
-}
-
-static void
 load_scope(const text *scope, IdemPolicy *policy)
 {
-	Relation	scopes;
+	Relation	scopes = idem_scopes_open();
 
-	while ((scopes = try_table_open(idem_catalog()->scopes,
-									AccessShareLock)) == NULL)
-		CHECK_FOR_INTERRUPTS();
-	check_scopes_layout(scopes);
 	if (cached_relid != RelationGetRelid(scopes))
 		reset_cache(RelationGetRelid(scopes));
 	load_policy(scopes, scope, policy);
@@ -232,6 +169,8 @@ with_settings(IdemPolicy policy)
 		policy.ttl_us = idem_ttl * USECS_PER_SEC;
 	if (policy.lease_us == FROM_SETTINGS)
 		policy.lease_us = (int64) idem_lease * 1000;
+	if (policy.lease_max_us == FROM_SETTINGS)
+		policy.lease_max_us = idem_lease_max * USECS_PER_SEC;
 	if (policy.result_max_bytes == FROM_SETTINGS)
 		policy.result_max_bytes = idem_result_max_bytes;
 	return policy;
@@ -331,6 +270,7 @@ idem_policy(const text *scope)
 	IdemPolicy	policy = {
 		.ttl_us = FROM_SETTINGS,
 		.lease_us = FROM_SETTINGS,
+		.lease_max_us = FROM_SETTINGS,
 		.result_max_bytes = FROM_SETTINGS,
 		.guarded_since = DT_NOBEGIN
 	};
@@ -338,6 +278,10 @@ idem_policy(const text *scope)
 	CachedScope *entry;
 
 	AcceptInvalidationMessages();
+	policy.generation = invalidations;
+	/* No row can have such a name, and a cached name could be mistaken for it. */
+	if (VARSIZE_ANY_EXHDR(scope) > IDEM_KEY_PART_BYTES_MAX)
+		return with_settings(policy);
 	entry = find_cached(scope);
 	if (entry != NULL)
 		return with_settings(entry->policy);
@@ -345,7 +289,6 @@ idem_policy(const text *scope)
 	if (cached_scopes != NULL &&
 		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
 		cached_relid = InvalidOid;
-	policy.generation = invalidations;
 	load_scope(scope, &policy);
 
 	/* What was read before an invalidation may be old: use it, not keep it. */
@@ -361,18 +304,14 @@ idem_policy(const text *scope)
 
 /*
  * A claim of a key with time t, made at c, is remembered until max(c, t) + ttl at
- * least: so a missing row is proof as long as t + ttl lies ahead.  Claims from
- * before guarded_since were remembered for another ttl, and before key_time was
- * switched on from c only, which can be a client's skew before t.
+ * least.  So if t + ttl lies ahead, a missing row proves that the key is new; but for
+ * keys up to guarded_since, of which nothing is known (scopes.c).
  */
 bool
 idem_may_be_forgotten(const IdemPolicy *policy, TimestampTz key_time)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
-	return key_time <= now - policy->ttl_us ||
-		(key_time <= policy->guarded_since &&
-		 key_time - IDEM_KEY_TIME_SKEW_US <= now - policy->guarded_ttl_us);
+	return key_time <= policy->guarded_since ||
+		key_time <= GetCurrentTimestamp() - policy->ttl_us;
 }
 
 TimestampTz
@@ -386,29 +325,4 @@ idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
 {
 	return idem_whole_second(Max(GetCurrentTimestamp(), key_time) +
 							 policy->ttl_us);
-}
-
-/* ----- the trigger on idem_scopes ----- */
-
-/* Before a row of idem_scopes changes, and before TRUNCATE */
-Datum
-idem_scopes_changed(PG_FUNCTION_ARGS)
-{
-	TriggerData *trigger = (TriggerData *) fcinfo->context;
-
-	if (!CALLED_AS_TRIGGER(fcinfo) ||
-		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
-		TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
-		TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event) ||
-		RelationGetRelid(trigger->tg_relation) != idem_catalog()->scopes)
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("idem_scopes_changed() is the trigger of idem_scopes"),
-				 errhint("Do not use it for other tables.")));
-	CacheInvalidateRelcache(trigger->tg_relation);
-
-	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
-		return PointerGetDatum(NULL);
-	return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
-						   trigger->tg_newtuple : trigger->tg_trigtuple);
 }

@@ -8,22 +8,22 @@
 #include "datatype/timestamp.h"
 #include "fmgr.h"
 
+#include "scopes.h"
+
 typedef struct IdemPolicy
 {
 	int64		ttl_us;
 	int64		lease_us;
+	int64		lease_max_us;	/* longest lease that a caller may ask for */
 	int32		result_max_bytes;
 	bool		failed_retryable;	/* else terminal */
 	bool		lapsed_unknown;	/* else reclaim */
 	bool		expired_reclaim;	/* else protect */
 	bool		key_time_uuidv7;	/* else any */
-	TimestampTz guarded_since;	/* claims from before then were promised */
-	int64		guarded_ttl_us; /* at least this; DT_NOBEGIN: all the same ttl */
+	TimestampTz guarded_since;	/* nothing is known of keys up to then;
+								 * DT_NOBEGIN: no such time */
 	uint64		generation;		/* of idem_scopes, as far as we had heard */
 } IdemPolicy;
-
-/* A key's own time may be this far ahead of the clock. */
-#define IDEM_KEY_TIME_SKEW_US USECS_PER_MINUTE
 
 /*
  * Who makes a promise holds a lock on idem_scopes, from before it makes sure that its
@@ -56,9 +56,5 @@ extern TimestampTz idem_whole_second(TimestampTz time);	/* rounds up */
 
 extern TimestampTz idem_remembered_until(const IdemPolicy *policy,
 										 TimestampTz key_time);
-
-/* Days and time of an interval in microseconds; months are the caller's to
- * refuse. */
-extern int64 idem_interval_us(const Interval *interval);
 
 #endif							/* IDEM_POLICY_H */

@@ -56,8 +56,9 @@ END $$;
 SELECT * FROM answers(numbered(1, 200, 'f '), '', (SELECT array_agg(int4send(i) ORDER BY i) FROM generate_series(1, 200) AS i));
 SELECT * FROM answers(numbered(1, 200, 'f '), '', (SELECT array_agg(int4send(i % 150 + 1) ORDER BY i) FROM generate_series(0, 199) AS i));
 -- A scope whose keys have a time: some too old, some malformed, the others new
-INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 hour', 'uuidv7');
-UPDATE idem_scopes SET guarded_since = '-infinity' WHERE scope = 'timed';
+SET session_replication_role = replica;
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('timed', '1 hour', 'uuidv7', '2001-01-01');
+RESET session_replication_role;
 CREATE FUNCTION timed(age interval, n int) RETURNS text[] LANGUAGE sql AS $$
 	SELECT array_agg(regexp_replace(lpad(to_hex((extract(epoch FROM clock_timestamp() - age) * 1000)::bigint), 12, '0')
 		|| '7000' || '8' || lpad(i::text, 15, '0'), '^(.{8})(.{4})(.{4})(.{4})(.{12})$', '\1-\2-\3-\4-\5'))

@@ -47,8 +47,11 @@ UPDATE cases SET
 		ELSE 'claimed'
 	END::idem_outcome;
 
+-- As if they had always been there
+SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, failed, lapsed, expired, key_time, guarded_since)
 	SELECT DISTINCT scope, interval '1 day', failed, lapsed, expired, key_time, timestamptz '2001-01-01' FROM cases;
+RESET session_replication_role;
 INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, fingerprint)
 	SELECT date_trunc('second', now()) + CASE WHEN is_expired THEN interval '-10 s' ELSE interval '1 day' END,
 		now() + CASE lease WHEN 'live' THEN interval '1 hour' WHEN 'lapsed' THEN interval '-20 s' END,

@@ -111,10 +111,9 @@ SELECT "regress idem; requests".idem_claim('u', 'renamed');
 SELECT "regress idem; requests".idem_grant('regress_idem_app', 'operator');
 SELECT "regress idem; requests".idem_revoke('regress_idem_app', 'operator');
 CALL "regress idem; requests".idem_cleanup_all();
-INSERT INTO "regress idem; requests".idem_scopes (scope, ttl) VALUES ('s', '1 day');
-UPDATE "regress idem; requests".idem_scopes SET ttl = '2 days';
+INSERT INTO "regress idem; requests".idem_scopes (scope, ttl, key_time) VALUES ('s', '1 day', 'uuidv7');
+UPDATE "regress idem; requests".idem_scopes SET ttl = '2 days' RETURNING guarded_since > now() AS guarded;
 DELETE FROM "regress idem; requests".idem_scopes;
-SELECT scope, ttl FROM "regress idem; requests".idem_removed_scopes;
 ALTER SCHEMA "regress idem; requests" RENAME TO regress_idem_requests;
 
 -- ----- a member taken out -----

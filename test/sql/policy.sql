@@ -23,6 +23,7 @@ FROM (VALUES
 	('ttl', '''1 microsecond'''), ('ttl', '''36500 days'''), ('ttl', '''36500 days 1 second'''), ('ttl', '''0'''), ('ttl', '''-1 day'''),
 	('ttl', '''1 month'''), ('ttl', '''1 year'''), ('ttl', '''1 month -1 day'''), ('ttl', '''12 months -300 days'''), ('ttl', 'NULL'),
 	('lease', '''30 s'''), ('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 month'''), ('lease', '''100000 days'''),
+	('lease_max', '''30 s'''), ('lease_max', '''0'''), ('lease_max', '''1 month'''), ('lease_max', '''36500 days'''),
 	('failed', '''terminal'''), ('failed', '''retryable'''), ('failed', '''x'''), ('failed', 'NULL'), ('failed', '''Retryable'''),
 	('lapsed', '''reclaim'''), ('lapsed', '''unknown'''), ('lapsed', '''x'''), ('lapsed', 'NULL'),
 	('expired', '''protect'''), ('expired', '''reclaim'''), ('expired', '''x'''), ('expired', 'NULL'),
@@ -32,8 +33,15 @@ FROM (VALUES
 SELECT pg_temp.try(format('INSERT INTO idem_scopes (scope) VALUES (%L)', s)) AS scope
 FROM unnest(ARRAY[repeat('s', 255), repeat('s', 256), repeat('é', 127), repeat('é', 128), NULL, '', '']) AS s;
 TRUNCATE idem_scopes;
+-- A length that cannot be promised is explained.
+INSERT INTO idem_scopes (scope, ttl) VALUES ('s', '1 month');
+\echo :SQLSTATE
+INSERT INTO idem_scopes (scope, lease) VALUES ('s', '1 year');
+INSERT INTO idem_scopes (scope, ttl) VALUES ('s', '30 days');
+UPDATE idem_scopes SET lease_max = '-1 s';
+DELETE FROM idem_scopes;
 INSERT INTO idem_scopes (scope) VALUES ('defaults');
-SELECT ttl, lease, failed, lapsed, expired, key_time, result_max_bytes FROM idem_scopes;
+SELECT ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes FROM idem_scopes;
 -- key_time = uuidv7 needs a ttl of its own.
 INSERT INTO idem_scopes (scope, key_time, ttl) VALUES ('v7', 'uuidv7', '1 hour');
 SELECT pg_temp.try($$UPDATE idem_scopes SET ttl = NULL WHERE scope = 'v7'$$);
@@ -267,13 +275,12 @@ SELECT outcome FROM idem_try_claim('u', :'fresh', 'v7');
 
 -- ----- guarded_since -----
 
--- Where the policy is new, claims from before may have been made under the ttl of
--- the settings; with ids up to a minute ahead of the clock.
+-- An unknown past is stale: of what was claimed before a row with uuidv7 appeared,
+-- nothing is known. Ids can be up to a minute ahead of the clock.
 TRUNCATE idem_claims, idem_scopes;
 BEGIN;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
-SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
-FROM idem_scopes;
+SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved FROM idem_scopes;
 -- It keeps claims away until it commits, so that none is made under the old policy;
 -- and neither locks their table nor leaves another lock_timeout behind.
 SELECT relation::regclass, mode FROM pg_locks
@@ -281,134 +288,102 @@ WHERE relation IN ('idem_claims'::regclass, 'idem_scopes'::regclass) AND pid = p
 ORDER BY mode;
 SHOW lock_timeout;
 COMMIT;
-BEGIN;
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min', 2), 'v7');
-ROLLBACK;
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 hours'), 'v7');
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '40 min'), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
--- A smaller ttl does not move it, a larger one does.
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(clock_timestamp() + interval '50 s'), 'v7');
+-- A request that was claimed before is known all the same.
+INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope, result)
+	VALUES (now() + interval '1 min', 'completed', pg_temp.uuid_of(now() - interval '2 min'), 'u', 'v7', '"known"');
+SELECT outcome, result FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 min'), 'v7');
+\set VERBOSITY terse
+SELECT idem_claim('u', pg_temp.uuid_of(now() - interval '3 min'), 'v7');
+\echo :SQLSTATE
+\set VERBOSITY default
+
+-- As if it had been set some minutes ago, which only a publisher can do
 SET session_replication_role = replica;
-UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC';
+UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min';
 RESET session_replication_role;
-UPDATE idem_scopes SET ttl = '10 min', guarded_since = '2020-02-02 UTC', guarded_ttl = '3 days';
-SELECT guarded_since = '2020-01-01 UTC' AS a_smaller_one_does_not, guarded_ttl FROM idem_scopes;
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '11 min'), 'v7');
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
 BEGIN;
-UPDATE idem_scopes SET ttl = '1 day';
-SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved, guarded_ttl
-FROM idem_scopes;
-COMMIT;
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '11 min'), 'v7');
-SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '8 min'), 'v7');
--- What was promised least counts, until it is too long ago to matter.
+SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '4 min'), 'v7');
+ROLLBACK;
+
+-- What moves it: a ttl that grows, uuidv7 that is switched on, a row that gets another
+-- scope's name. Nothing else does, nor can it be set.
+CREATE VIEW pg_temp.moves AS
+SELECT scope, key_time, CASE WHEN guarded_since > now() THEN 'moved' WHEN guarded_since = '2020-01-01 UTC' THEN 'kept' END AS guarded_since
+FROM idem_scopes ORDER BY scope;
+CREATE FUNCTION pg_temp.change(change text, OUT scope text, OUT key_time text, OUT guarded_since text) LANGUAGE plpgsql AS $$
+BEGIN
+	TRUNCATE idem_scopes;
+	SET LOCAL session_replication_role = replica;
+	INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('s', '1 day', 'uuidv7', '2020-01-01 UTC');
+	SET LOCAL session_replication_role = origin;
+	EXECUTE 'UPDATE idem_scopes SET ' || change;
+	SELECT * INTO STRICT scope, key_time, guarded_since FROM pg_temp.moves;
+END $$;
+SELECT change, (pg_temp.change(change)).*
+FROM unnest(ARRAY['ttl = ''1 day 1 microsecond''', 'ttl = ''24 hours''', 'ttl = ''1 microsecond''', 'ttl = ''23 hours''',
+	'key_time = ''any''', 'scope = ''t''', 'scope = ''s''', 'guarded_since = ''2021-01-01''', 'guarded_since = NULL',
+	'result_max_bytes = 8, failed = ''retryable'', expired = ''reclaim'', lapsed = ''unknown'', lease = ''1 s'', lease_max = ''1 s''']) AS change;
 BEGIN;
-UPDATE idem_scopes SET ttl = '2 days';
-UPDATE idem_scopes SET ttl = '3 days', result_max_bytes = 7;
-SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
-SELECT guarded_since AS before FROM idem_scopes \gset
-UPDATE idem_scopes SET ttl = '5 min';
-UPDATE idem_scopes SET key_time = 'any';
-SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
+UPDATE idem_scopes SET key_time = 'any', ttl = '1 day';
+TABLE pg_temp.moves;
 UPDATE idem_scopes SET key_time = 'uuidv7';
-SELECT guarded_since > :'before' AS moved, guarded_ttl FROM idem_scopes;
-SET session_replication_role = replica;
-UPDATE idem_scopes SET guarded_since = now() - interval '1 hour', guarded_ttl = '1 s';
-RESET session_replication_role;
-UPDATE idem_scopes SET ttl = '1 day';
-SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
--- Nothing else moves it.
-SELECT guarded_since AS before FROM idem_scopes \gset
-UPDATE idem_scopes SET result_max_bytes = 8, failed = 'retryable', expired = 'reclaim', lapsed = 'unknown', lease = '1 s';
-SELECT guarded_since = :'before' AS same, guarded_ttl FROM idem_scopes;
--- A row that is renamed knows nothing of its new scope, which had the ttl of the settings.
-SET session_replication_role = replica;
-UPDATE idem_scopes SET guarded_since = '2020-01-01 UTC', guarded_ttl = '1 s';
-RESET session_replication_role;
-UPDATE idem_scopes SET scope = 'renamed';
-SELECT guarded_since > now() AS moved, guarded_ttl FROM idem_scopes;
-ROLLBACK;
--- What a scope has promised whose row is removed is known when it gets another row:
--- the least of what it said, and of the settings for the time without a row.
-BEGIN;
-TRUNCATE idem_scopes, idem_removed_scopes;
-INSERT INTO idem_scopes (scope, ttl) VALUES
-	('deleted', '5 min'), ('renamed', '4 min'), ('truncated', '3 min'), ('long', '1 day'), ('settings', NULL), ('raised', '2 min');
-UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'raised';
-DELETE FROM idem_scopes WHERE scope IN ('deleted', 'settings', 'raised');
-UPDATE idem_scopes SET scope = 'elsewhere' WHERE scope = 'renamed';
-SELECT scope, ttl FROM idem_removed_scopes ORDER BY scope;
-TRUNCATE idem_scopes;
-SELECT scope, ttl FROM idem_removed_scopes ORDER BY scope;
--- The smallest one that was ever removed since
-INSERT INTO idem_scopes (scope, ttl) VALUES ('long', '50 min');
+TABLE pg_temp.moves;
+-- Under any, nothing is kept and nothing is locked.
+UPDATE idem_scopes SET key_time = 'any';
 DELETE FROM idem_scopes;
-INSERT INTO idem_scopes (scope, ttl, key_time)
-SELECT scope, '2 days', 'uuidv7' FROM unnest(ARRAY['deleted', 'renamed', 'truncated', 'long', 'settings', 'raised', 'new']) AS scope;
-SELECT scope, guarded_since > now() AS moved, guarded_ttl FROM idem_scopes ORDER BY scope;
-SELECT scope FROM idem_removed_scopes;
--- Also the new name of a row; and for no longer than it matters.
-DELETE FROM idem_scopes WHERE scope <> 'new';
-UPDATE idem_removed_scopes SET removed_at = now() - interval '25 hours 1 min', ttl = '1 s' WHERE scope = 'long';
-UPDATE idem_removed_scopes SET removed_at = now() - interval '24 hours 59 min', ttl = '1 s' WHERE scope = 'truncated';
-UPDATE idem_scopes SET scope = 'truncated' WHERE scope = 'new';
-SELECT scope, guarded_ttl FROM idem_scopes;
-DELETE FROM idem_scopes;
-SELECT scope, ttl FROM idem_removed_scopes WHERE scope IN ('truncated', 'long', 'new') ORDER BY scope;
-ROLLBACK;
--- A guard that comes with a row is that of a dump where nothing is known of the scope,
--- and is not believed where something is.
+COMMIT;
 BEGIN;
-TRUNCATE idem_scopes, idem_removed_scopes;
-INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since, guarded_ttl) VALUES
-	('parked', '1 day', 'uuidv7', '2020-01-01', '7 min'), ('upserted', '2 s', 'uuidv7', '2020-01-01', '7 min');
-CREATE TEMPORARY TABLE parked ON COMMIT DROP AS SELECT * FROM idem_scopes WHERE scope = 'parked';
-DELETE FROM idem_scopes WHERE scope = 'parked';
-INSERT INTO idem_scopes (scope, ttl) VALUES ('parked', '2 s');
-DELETE FROM idem_scopes WHERE scope = 'parked';
+INSERT INTO idem_scopes (scope, ttl, guarded_since) VALUES ('any', '1 day', '2020-01-01 UTC');
+UPDATE idem_scopes SET ttl = '2 days', guarded_since = '2020-01-01 UTC';
+TABLE pg_temp.moves;
+DELETE FROM idem_scopes;
+SELECT mode FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = pg_backend_pid() AND mode = 'ExclusiveLock';
+ROLLBACK;
+
+-- A guard that comes with a row is not believed: neither that of a dump, whose past ends
+-- with the dump, nor the whole row that an ORM writes.
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored', '1 day', 'uuidv7', '2020-01-01 UTC');
+COPY idem_scopes (scope, ttl, key_time, guarded_since) FROM STDIN;
+copied	1 day	uuidv7	2020-01-01 00:00:00+00
+\.
+CREATE TEMPORARY TABLE parked AS SELECT * FROM idem_scopes WHERE scope = 'copied';
+UPDATE parked SET guarded_since = '2020-01-01 UTC';
+DELETE FROM idem_scopes WHERE scope = 'copied';
 INSERT INTO idem_scopes TABLE parked;
--- As ORMs do it: the whole row, with the guard that the trigger gave the new one.
-INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('upserted', '1 day', 'uuidv7')
-ON CONFLICT (scope) DO UPDATE SET (ttl, key_time, guarded_since, guarded_ttl) =
-	(excluded.ttl, excluded.key_time, excluded.guarded_since, excluded.guarded_ttl);
-SELECT scope, guarded_since > now() AS moved, guarded_ttl FROM idem_scopes ORDER BY scope;
-SELECT * FROM idem_removed_scopes;
-ROLLBACK;
--- A day has 24 hours, also where the clock changes.
-BEGIN;
-INSERT INTO idem_scopes (scope, ttl, guarded_since, guarded_ttl)
-SELECT zone || ' ' || age, '180 days', now() - age::interval, '1 min'
-FROM unnest(ARRAY['Europe/Berlin', 'Australia/Sydney']) AS zone, unnest(ARRAY['4319 hours 30 min', '4320 hours 30 min']) AS age;
-SET LOCAL timezone = 'Europe/Berlin';
-UPDATE idem_scopes SET ttl = '181 days' WHERE scope LIKE 'Europe%';
-SET LOCAL timezone = 'Australia/Sydney';
-UPDATE idem_scopes SET ttl = '181 days' WHERE scope LIKE 'Australia%';
-SELECT scope, guarded_ttl FROM idem_scopes WHERE scope ~ 'hours' ORDER BY scope;
-ROLLBACK;
--- What a snapshot does not see cannot be recorded.
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored', '2 days', 'uuidv7', '2020-01-01 UTC')
+ON CONFLICT (scope) DO UPDATE SET (ttl, key_time, guarded_since) = (excluded.ttl, excluded.key_time, '2020-01-01 UTC');
+TABLE pg_temp.moves;
+DROP TABLE parked;
+-- A replicated row keeps the publisher's.
+TRUNCATE idem_scopes;
+SET session_replication_role = replica;
+INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('replicated', '1 day', 'uuidv7', '2020-01-01 UTC');
+UPDATE idem_scopes SET ttl = '2 days';
+TABLE pg_temp.moves;
+RESET session_replication_role;
+-- The table can be truncated under every isolation level.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 TRUNCATE idem_scopes;
-ROLLBACK;
--- A while after the ttl grew: a claim from just before was promised the old one.
-SET session_replication_role = replica;
-UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min', guarded_ttl = '4 min';
-RESET session_replication_role;
-SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
-SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '4 min'), 'v7');
-SET session_replication_role = replica;
-UPDATE idem_scopes SET guarded_ttl = '10 min';
-RESET session_replication_role;
-SELECT outcome FROM idem_try_claim('a while', pg_temp.uuid_of(now() - interval '6 min'), 'v7');
--- A restored or replicated row keeps its own.
-TRUNCATE idem_scopes;
-INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored', '1 day', 'uuidv7', '2020-01-01');
-SET session_replication_role = replica;
-INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('replicated', '1 day', 'uuidv7');
-UPDATE idem_scopes SET ttl = '2 days';
-SELECT scope, guarded_since = '2020-01-01' AS same FROM idem_scopes ORDER BY scope;
-DELETE FROM idem_scopes WHERE scope = 'replicated' RETURNING scope, ttl;
-RESET session_replication_role;
-SELECT scope, guarded_since = '2020-01-01' AS same FROM idem_scopes ORDER BY scope;
-SELECT * FROM idem_removed_scopes WHERE scope = 'replicated';
+COMMIT;
 
-TRUNCATE idem_claims, idem_scopes, idem_removed_scopes;
+-- ----- lease_max -----
+
+INSERT INTO idem_scopes (scope, lease, lease_max) VALUES ('short', '1 hour', '1 min'), ('long', NULL, '36500 days');
+SELECT outcome FROM idem_try_claim('u', 'lease', lease => '24 hours');
+SELECT outcome FROM idem_try_claim('u', 'lease too long', lease => '24 hours 1 microsecond');
+\echo :SQLSTATE
+SELECT idem_status('u', 'lease too long');
+SELECT outcome FROM idem_try_claim('u', 'lease', 'long', lease => '36500 days');
+SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
+SELECT outcome, token FROM idem_try_claim('u', 'lease', 'short', lease => '1 min') \gset
+SELECT idem_extend('u', 'lease', :token, '1 min 0.1 s', scope => 'short');
+\echo :SQLSTATE
+-- The length that the operator gave the scope is not checked.
+SELECT idem_extend('u', 'lease', :token, scope => 'short') > now() + interval '59 min' AS by_the_scope;
+-- Before all that is decided by a row; a repeat is told so too.
+SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
+
+TRUNCATE idem_claims, idem_scopes;

@@ -50,6 +50,7 @@ SET idem.result_max_bytes = '100MB';
 SELECT set_config('idem.ttl', '1s', false);
 CREATE FUNCTION pg_temp.with_ttl() RETURNS text LANGUAGE sql SET idem.ttl = '1s' AS 'SELECT 1::text';
 ALTER ROLE regress_idem_app SET idem.ttl = '1s';
+SET idem.lease_max = '2d';
 SET idem.wait = '0';
 SHOW idem.wait;
 CREATE FUNCTION pg_temp.with_wait() RETURNS text LANGUAGE sql SET idem.wait = '7s' AS $$SELECT current_setting('idem.wait')$$;
@@ -85,5 +86,9 @@ ROLLBACK TO s;
 SELECT idem_complete(to_jsonb(repeat('x', 92)));
 COMMIT;
 RESET idem.result_max_bytes;
+SELECT outcome FROM idem_try_claim('u', 'lease_max', lease => '25 h');
+SET idem.lease_max = '25h';
+SELECT outcome FROM idem_try_claim('u', 'lease_max', lease => '25 h');
+RESET idem.lease_max;
 
-TRUNCATE idem_claims, idem_scopes, idem_removed_scopes;
+TRUNCATE idem_claims, idem_scopes;

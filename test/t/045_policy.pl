@@ -221,7 +221,9 @@ sub answer
 
 my $failure = $session->ask("INSERT INTO idem_scopes (scope, key_time) VALUES ('v7', 'uuidv7')");
 is($failure, 'ERROR:  23514', 'uuidv7 needs a ttl of its own');
-query("INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('v7', '1 hour', 'uuidv7', '2001-01-01')");
+# As if it had been there always: of a past that the scope does not know, nothing is claimed.
+my $always_there = q{SET session_replication_role = replica; INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since)};
+query("$always_there VALUES ('v7', '1 hour', 'uuidv7', '2001-01-01')");
 my $key = query('SELECT v7()');
 is(outcome($key, 'v7'), 'claimed', 'a new key');
 is(outcome($key, 'v7'), 'completed', 'once');
@@ -256,16 +258,16 @@ is(outcome($key, 'v7'), 'stale', 'and after that');
 # executed under a short ttl, and forgotten before or after the change.
 my %changes = (
 	'ttl raised' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = '%1$s'}
 	],
 	'ttl raised twice' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET ttl = '2 days' WHERE scope = '%1$s'}
 	],
 	'ttl lowered and raised' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{UPDATE idem_scopes SET ttl = '1 ms' WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = '%1$s'}
 	],
@@ -279,24 +281,24 @@ my %changes = (
 		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = '%1$s'}
 	],
 	'switched off and on' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{UPDATE idem_scopes SET key_time = 'any' WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET ttl = '1 day', key_time = 'uuidv7' WHERE scope = '%1$s'}
 	],
 	'deleted and inserted' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{DELETE FROM idem_scopes WHERE scope = '%1$s'},
 		q{INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('%1$s', '1 day', 'uuidv7')}
 	],
 	'renamed and back' => [
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
 		q{UPDATE idem_scopes SET scope = 'away ' || scope WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'away ' || '%1$s'},
 		q{UPDATE idem_scopes SET scope = '%1$s' WHERE scope = 'away ' || '%1$s'}
 	],
 	'renamed' => [
 		q{INSERT INTO idem_scopes (scope, ttl) VALUES ('%1$s', '1 s')},
-		q{INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('other %1$s', '1 day', 'uuidv7', '2001-01-01')},
+		$always_there . q{ VALUES ('other %1$s', '1 day', 'uuidv7', '2001-01-01')},
 		q{DELETE FROM idem_scopes WHERE scope = '%1$s'},
 		q{UPDATE idem_scopes SET scope = '%1$s' WHERE scope = 'other %1$s'}
 	],
@@ -343,19 +345,19 @@ is(outcome($_->{key}, $_->{scope}), 'stale', "$_->{scope}: and never again") for
 # ----- claims while a promise is changed -----
 
 my $operator = Client->new($node);
-query("INSERT INTO idem_scopes (scope, ttl) VALUES ('changing', '10 min')");
+query("INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('changing', '10 min', 'uuidv7')");
 $operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'changing'});
-is($session->ask(q{SET lock_timeout = '20 ms'; SELECT idem_claim('user', 'impatient', 'changing')}),
+is($session->ask(q{SET lock_timeout = '20 ms'; SELECT idem_claim('user', 'impatient', 'another')}),
 	'ERROR:  55P03', q{the caller's own lock_timeout is raised});
-is($session->ask(q{RESET lock_timeout; SELECT outcome FROM idem_try_claim('user', 'impatient', 'changing', wait => '20 ms')}),
+is($session->ask(q{RESET lock_timeout; SELECT outcome FROM idem_try_claim('user', 'impatient', 'another', wait => '20 ms')}),
 	'timed_out', 'its wait is not');
 $operator->ask('COMMIT');
-is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'impatient', 'changing', wait => '0')}),
+is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'impatient', 'another', wait => '0')}),
 	'claimed', 'committed, nobody waits');
 # A claim that failed while it wrote its promise holds no change up.
 query(q{CREATE UNIQUE INDEX single ON idem_claims (user_id) WHERE user_id = 'single'; SELECT idem_claim('single', '1')});
 $session->ask(q{BEGIN; SAVEPOINT s});
-is($session->ask(q{SELECT idem_claim('single', '2', 'changing')}), 'ERROR:  23505', 'a claim fails');
+is($session->ask(q{SELECT idem_claim('single', '2', 'another')}), 'ERROR:  23505', 'a claim fails');
 $session->ask(q{ROLLBACK TO s});
 is($operator->ask(q{SET lock_timeout = '3 min'; UPDATE idem_scopes SET ttl = '2 days' WHERE scope = 'changing'}),
 	'', 'and is rolled back to a savepoint: a change does not wait for it');
@@ -366,7 +368,7 @@ for my $try (1 .. 50)
 {
 	$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
 	$session->ask('BEGIN');
-	$session->send("SELECT outcome FROM idem_try_claim('user', 'race $try', 'changing', wait => '10 ms')");
+	$session->send("SELECT outcome FROM idem_try_claim('user', 'race $try', 'another', wait => '10 ms')");
 	$operator->ask(q{SELECT pg_sleep(0.010); COMMIT});
 	$session->answer;
 	$failure = query(q{SELECT count(*) FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = } . $session->pid);
@@ -377,7 +379,7 @@ is($failure, 0, 'a wait that ends when it is given up leaves no lock');
 # One wait for all keys of a batch
 $operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
 is($session->ask(q{SELECT outcome, count(*), clock_timestamp() - statement_timestamp() < '5 s'
-		FROM idem_claim_many(array_fill('batch'::text, ARRAY[10000]), ARRAY(SELECT i::text FROM generate_series(1, 10000) i), 'changing', wait => '0')
+		FROM idem_claim_many(array_fill('batch'::text, ARRAY[10000]), ARRAY(SELECT i::text FROM generate_series(1, 10000) i), 'another', wait => '0')
 		GROUP BY outcome}),
 	'in_progress|10000|t', 'a batch that does not want to wait does not wait for each of its keys');
 $operator->ask('ROLLBACK');

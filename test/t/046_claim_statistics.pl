@@ -23,6 +23,7 @@ $node->safe_psql('postgres', q{
 CREATE EXTENSION idem;
 INSERT INTO idem_scopes (scope, lapsed) VALUES ('unknown', 'unknown');
 INSERT INTO idem_scopes (scope, failed) VALUES ('retryable', 'retryable');
+SET session_replication_role = replica;		-- or nothing is known of the past
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 hour', 'uuidv7');
 CREATE FUNCTION lapse(request text) RETURNS void LANGUAGE sql AS $$
 	UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 s' WHERE request_id = request

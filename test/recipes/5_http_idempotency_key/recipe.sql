@@ -2,6 +2,8 @@
 -- pay(), which knows nothing of keys, and stores the response, in one transaction.
 
 -- Keys are UUIDv7: one from before the ttl is refused (412), and not executed again.
+-- Of the time before this row nothing is known, and clocks differ by up to a minute: so
+-- all keys of the next minute are refused too.
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('POST /payments', '1 day', 'uuidv7');
 
 CREATE TABLE accounts (name text PRIMARY KEY, balance numeric NOT NULL);

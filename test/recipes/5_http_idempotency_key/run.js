@@ -302,7 +302,9 @@ function psql(databaseName, sql) {
 
 async function main() {
 	psql('postgres', `CREATE DATABASE ${name}`);
-	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(__dirname, 'recipe.sql')));
+	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(__dirname, 'recipe.sql')) +
+		// As if the scope had been there for a minute
+		"SET session_replication_role = replica; UPDATE idem_scopes SET guarded_since = now() - interval '1 minute';");
 	psql(name, `INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
 		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n`);
 	database = new Client({ database: name });

@@ -1,0 +1,338 @@
+/*
+ * scopes.c
+ *	  The table idem_scopes: its layout, its lengths of time, and its triggers.
+ *
+ * Operators edit the table with SQL.  Two row triggers watch over it, both written in
+ * C: they run with the rights of the role that edits the table, look up no name, and
+ * refuse any other table that they are attached to.
+ *
+ * idem_scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
+ * refuses lengths that cannot be promised, and makes all sessions read the table again
+ * (policy.c).
+ *
+ * idem_scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
+ * is new if its own time lies within the ttl, because a claim of it would still be
+ * remembered.  That conclusion is wrong for claims that were promised less: claims from
+ * before uuidv7 was switched on, from before the ttl grew, or from a time of which this
+ * table knows nothing, because the row was not there.  So each of these changes sets
+ * guarded_since, and keys up to then count as stale: an unknown past is stale.  Nothing
+ * else is remembered of the past.  The trigger does not fire on a subscriber, which
+ * receives the publisher's guarded_since.
+ *
+ * The change takes ExclusiveLock on the table, then reads the clock, and keeps the lock
+ * until it commits.  A claim holds RowShareLock while it checks its policy, reads the
+ * clock and writes its row (policy.h).  So every claim under the old policy has read the
+ * clock before the change did, and every later claim goes by the new policy.  A key's own
+ * time can be a minute ahead of the clock: hence the minute in guarded_since.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type_d.h"
+#include "commands/trigger.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "key.h"
+#include "scopes.h"
+
+/* How long a change waits for claims where lock_timeout is 0 */
+#define GUARD_LOCK_TIMEOUT "5s"
+
+static const Oid column_types[Natts_scopes] = {
+	TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, TEXTOID, TEXTOID, TEXTOID,
+	TEXTOID, INT4OID, TIMESTAMPTZOID
+};
+
+PG_FUNCTION_INFO_V1(idem_scopes_changed);
+PG_FUNCTION_INFO_V1(idem_scopes_guard);
+
+/* ----- lengths of time ----- */
+
+/* Saturates: a caller's argument is looked at before any bound is. */
+int64
+idem_interval_us(const Interval *interval)
+{
+	int64		us;
+
+	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &us))
+		return interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	if (pg_add_s64_overflow(us, interval->time, &us))
+		return interval->time < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	return us;
+}
+
+bool
+idem_is_valid_length(const Interval *interval)
+{
+	/* From 17 on an infinite interval has INT_MAX months. */
+	return interval->month == 0 && idem_interval_us(interval) > 0 &&
+		idem_interval_us(interval) <= IDEM_LENGTH_DAYS_MAX * USECS_PER_DAY;
+}
+
+/* ----- layout ----- */
+
+/* One row a scope, compared by bytes: a lookup finds the row of a scope, if any. */
+static bool
+has_primary_key_of_scope(Relation scopes)
+{
+	Oid			oid = idem_primary_key_index(scopes);
+	HeapTuple	tuple = OidIsValid(oid) ?
+		SearchSysCache1(INDEXRELID, ObjectIdGetDatum(oid)) : NULL;
+	Form_pg_index index;
+	bool		same;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	index = (Form_pg_index) GETSTRUCT(tuple);
+	same = index->indisvalid && index->indnkeyatts == 1 &&
+		index->indkey.values[0] == Anum_scopes_scope;
+	ReleaseSysCache(tuple);
+	return same &&
+		TupleDescAttr(RelationGetDescr(scopes), Anum_scopes_scope - 1)->attcollation == C_COLLATION_OID;
+}
+
+static void
+check_layout(Relation scopes)
+{
+	TupleDesc	desc = RelationGetDescr(scopes);
+	bool		same = desc->natts >= Natts_scopes &&
+		has_primary_key_of_scope(scopes);
+
+	for (int i = 0; same && i < Natts_scopes; i++)
+		same = !TupleDescAttr(desc, i)->attisdropped &&
+			TupleDescAttr(desc, i)->atttypid == column_types[i];
+	idem_refuse_distributed(scopes);
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("table \"%s\" has another layout than the extension gave it",
+						RelationGetRelationName(scopes)),
+				 errdetail("Its first %d columns are those of the extension, and its primary key is (scope), of collation \"C\".",
+						   Natts_scopes),
+				 errhint("Undo the change of its columns or of its primary key.")));
+}
+
+Relation
+idem_scopes_open(void)
+{
+	Relation	scopes;
+
+	/* Dropped since the catalog was read: ask again, and get the error. */
+	while ((scopes = try_table_open(idem_catalog()->scopes,
+									AccessShareLock)) == NULL)
+		CHECK_FOR_INTERRUPTS();
+	check_layout(scopes);
+	return scopes;
+}
+
+/* ----- triggers ----- */
+
+static void
+refuse_trigger(const char *function)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("%s is a trigger function of idem_scopes", function),
+			 errhint("Do not use it for other tables or events.")));
+}
+
+/* Returns the trigger's data if the function was called for our own table. */
+static TriggerData *
+called_before_change(FunctionCallInfo fcinfo, const char *function)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		RelationGetRelid(trigger->tg_relation) != idem_catalog()->scopes)
+		refuse_trigger(function);
+	return trigger;
+}
+
+static Datum
+column(TriggerData *trigger, HeapTuple row, AttrNumber attnum, bool *isnull)
+{
+	return heap_getattr(row, attnum, RelationGetDescr(trigger->tg_relation),
+						isnull);
+}
+
+static char *
+scope_name(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		scope = column(trigger, row, Anum_scopes_scope, &isnull);
+
+	return isnull ? pstrdup("") : TextDatumGetCString(scope);
+}
+
+static void
+check_length(TriggerData *trigger, HeapTuple row, AttrNumber attnum,
+			 const char *name, const char *constraint)
+{
+	bool		isnull;
+	Datum		length = column(trigger, row, attnum, &isnull);
+
+	if (isnull || idem_is_valid_length(DatumGetIntervalP(length)))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CHECK_VIOLATION),
+			 errmsg("%s of scope \"%s\" must be positive, at most %d days, and without months",
+					name, scope_name(trigger, row), IDEM_LENGTH_DAYS_MAX),
+			 errhint("Write days, hours or shorter units: '30 days' rather than '1 month'."),
+			 errtableconstraint(trigger->tg_relation, constraint)));
+}
+
+/* Before a row changes, and before TRUNCATE */
+Datum
+idem_scopes_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_changed()");
+	HeapTuple	row;
+
+	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
+		TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+		refuse_trigger("idem_scopes_changed()");
+	CacheInvalidateRelcache(trigger->tg_relation);
+
+	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
+		return PointerGetDatum(NULL);
+	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		return PointerGetDatum(trigger->tg_trigtuple);
+
+	row = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+		trigger->tg_newtuple : trigger->tg_trigtuple;
+	check_layout(trigger->tg_relation);
+	check_length(trigger, row, Anum_scopes_ttl, "ttl", "idem_scopes_ttl_check");
+	check_length(trigger, row, Anum_scopes_lease, "lease",
+				 "idem_scopes_lease_check");
+	check_length(trigger, row, Anum_scopes_lease_max, "lease_max",
+				 "idem_scopes_lease_max_check");
+	return PointerGetDatum(row);
+}
+
+/*
+ * Waits until no claim is being written, and keeps new claims away until the change
+ * commits.
+ */
+static void
+lock_out_claims(TriggerData *trigger, HeapTuple row)
+{
+	MemoryContext context = CurrentMemoryContext;
+	int			nest_level = NewGUCNestLevel();
+
+	if (LockTimeout == 0)
+		(void) set_config_option("lock_timeout", GUARD_LOCK_TIMEOUT,
+								 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+								 true, 0, false);
+	PG_TRY();
+	{
+		LockRelationOid(RelationGetRelid(trigger->tg_relation), ExclusiveLock);
+		/* A time-out that fired when the lock was granted is raised here. */
+		CHECK_FOR_INTERRUPTS();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		/* The error is replaced by another one, never swallowed. */
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("policy of scope \"%s\" cannot change now: idem_scopes is in use",
+						scope_name(trigger, row)),
+				 errhint("Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.")));
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(true, nest_level);
+}
+
+static bool
+has_uuidv7(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		key_time = column(trigger, row, Anum_scopes_key_time, &isnull);
+
+	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
+}
+
+/* Under uuidv7 a CHECK constraint wants a ttl; it has not looked at the new row yet. */
+static int64
+ttl_us(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		ttl = column(trigger, row, Anum_scopes_ttl, &isnull);
+
+	return isnull ? 0 : idem_interval_us(DatumGetIntervalP(ttl));
+}
+
+/* Is this a change after which less is known of the past than the row seems to say? */
+static bool
+makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
+{
+	return was == NULL ||
+		!has_uuidv7(trigger, was) ||
+		strcmp(scope_name(trigger, was), scope_name(trigger, becomes)) != 0 ||
+		ttl_us(trigger, becomes) > ttl_us(trigger, was);
+}
+
+/*
+ * Before INSERT or UPDATE of a row.  Whatever the command or a restored dump wanted
+ * guarded_since to be, it is what this function sets.
+ */
+Datum
+idem_scopes_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_guard()");
+	HeapTuple	was = NULL;
+	HeapTuple	becomes = trigger->tg_trigtuple;
+	int			attnum = Anum_scopes_guarded_since;
+	Datum		guarded_since = (Datum) 0;
+	bool		isnull = true;
+
+	if (!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		refuse_trigger("idem_scopes_guard()");
+	check_layout(trigger->tg_relation);
+	if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
+	{
+		was = trigger->tg_trigtuple;
+		becomes = trigger->tg_newtuple;
+	}
+
+	if (has_uuidv7(trigger, becomes))
+	{
+		if (makes_past_unknown(trigger, was, becomes))
+		{
+			lock_out_claims(trigger, becomes);
+			guarded_since = TimestampTzGetDatum(GetCurrentTimestamp() +
+												IDEM_KEY_TIME_SKEW_US);
+			isnull = false;
+		}
+		else
+			guarded_since = column(trigger, was, Anum_scopes_guarded_since,
+								   &isnull);
+	}
+	return PointerGetDatum(heap_modify_tuple_by_cols(becomes,
+													 RelationGetDescr(trigger->tg_relation),
+													 1, &attnum,
+													 &guarded_since, &isnull));
+}

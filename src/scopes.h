@@ -1,0 +1,44 @@
+/*
+ * scopes.h
+ *	  The table idem_scopes: its columns, opening it, and lengths of time as it has them.
+ */
+#ifndef IDEM_SCOPES_H
+#define IDEM_SCOPES_H
+
+#include "datatype/timestamp.h"
+#include "utils/relcache.h"
+
+/* Columns, as in the install script */
+enum
+{
+	Anum_scopes_scope = 1,
+	Anum_scopes_ttl,
+	Anum_scopes_lease,
+	Anum_scopes_lease_max,
+	Anum_scopes_failed,
+	Anum_scopes_lapsed,
+	Anum_scopes_expired,
+	Anum_scopes_key_time,
+	Anum_scopes_result_max_bytes,
+	Anum_scopes_guarded_since
+};
+
+#define Natts_scopes Anum_scopes_guarded_since
+
+/*
+ * Opens the table with AccessShareLock, for the caller to close.  Raises 0A000 if its
+ * columns or its primary key are not those of the install script, or if Citus
+ * distributes it.
+ */
+extern Relation idem_scopes_open(void);
+
+/* Days and time of an interval in microseconds; months are the caller's to
+ * refuse. */
+extern int64 idem_interval_us(const Interval *interval);
+
+/* Positive, without months, and no longer than a ttl or a lease may be */
+#define IDEM_LENGTH_DAYS_MAX 36500
+
+extern bool idem_is_valid_length(const Interval *interval);
+
+#endif							/* IDEM_SCOPES_H */
