@@ -7,8 +7,8 @@
  * - every name in this script is qualified;
  * - no function here is SECURITY DEFINER.  What is in C acts on the extension's own
  *	 objects, by OID; what is in SQL runs with the caller's rights;
- * - rights are granted at the end, after all others were revoked, and only to
- *	 @extowner@, for dumping, restoring and granting, and to pg_monitor.
+ * - rights are granted at the end, after all others were revoked, and only to the owner
+ *	 of the extension, for dumping, restoring and granting, and to pg_monitor.
  */
 
 -- complain if the script is sourced in psql rather than by CREATE EXTENSION
@@ -35,10 +35,10 @@ BEGIN
 
 	IF EXISTS (
 		SELECT FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
-		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace
+		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
 			AND a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
 	) THEN
-		RAISE WARNING 'everybody may create objects in schema %', '@extschema@'::pg_catalog.regnamespace
+		RAISE WARNING 'everybody may create objects in schema %', '@extschema@'::pg_catalog.regnamespace::pg_catalog.text
 			USING DETAIL = 'A function that somebody creates there, idem_claim(varchar, varchar) say, can be called instead of the one of idem.',
 			HINT = 'Revoke CREATE on the schema from PUBLIC, or install idem into a schema of its own.';
 	END IF;
@@ -564,8 +564,8 @@ COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 
 -- ----- rights -----
 
--- With the caller's rights: @extowner@ may grant all that is granted here, and so may a
--- superuser.
+-- With the caller's rights: the owner of the extension may grant all that is granted
+-- here, and so may a superuser.
 CREATE FUNCTION @extschema@.idem_change_rights(
 	role pg_catalog.regrole,
 	privileges pg_catalog.text,
@@ -645,7 +645,7 @@ CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_ca
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_change_rights(role, privileges, 'GRANT %s TO %s');
+	SELECT @extschema@.idem_change_rights(role, privileges, 'GRANT %s TO %s'::pg_catalog.text);
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
@@ -655,7 +655,7 @@ CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole, privileges pg_c
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_change_rights(role, privileges, 'REVOKE %s FROM %s');
+	SELECT @extschema@.idem_change_rights(role, privileges, 'REVOKE %s FROM %s'::pg_catalog.text);
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
@@ -671,18 +671,18 @@ BEGIN
 	FOR member IN
 		SELECT o.object, o.kind, a.grantee
 		FROM pg_catalog.pg_extension e
-			JOIN pg_catalog.pg_depend d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+			JOIN pg_catalog.pg_depend d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
 				AND d.refobjid OPERATOR(pg_catalog.=) e.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
 			JOIN (
-				SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, c.oid, c.oid::pg_catalog.regclass::pg_catalog.text AS object,
-					CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relowner AS owner, c.relacl AS acl
+				SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid AS class, c.oid, c.oid::pg_catalog.regclass::pg_catalog.text AS object,
+					CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relowner AS owner, c.relacl AS acl
 				FROM pg_catalog.pg_class c
 				UNION ALL
-				SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass, p.oid, p.oid::pg_catalog.regprocedure::pg_catalog.text,
+				SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid, p.oid, p.oid::pg_catalog.regprocedure::pg_catalog.text,
 					'ROUTINE', p.proowner, COALESCE(p.proacl, pg_catalog.acldefault('f', p.proowner))
 				FROM pg_catalog.pg_proc p
 				UNION ALL
-				SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, t.oid::pg_catalog.regtype::pg_catalog.text,
+				SELECT 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid, t.oid, t.oid::pg_catalog.regtype::pg_catalog.text,
 					'TYPE', t.typowner, COALESCE(t.typacl, pg_catalog.acldefault('T', t.typowner))
 				FROM pg_catalog.pg_type t WHERE t.typtype OPERATOR(pg_catalog.=) 'e'
 			) o ON o.class OPERATOR(pg_catalog.=) d.classid AND o.oid OPERATOR(pg_catalog.=) d.objid,
@@ -696,33 +696,50 @@ BEGIN
 END
 $block$;
 
--- What the owner of the extension needs to dump, to restore and to grant
-GRANT SELECT, INSERT ON @extschema@.idem_claims TO @extowner@ WITH GRANT OPTION;
--- and to lock, for a move to the portable edition
-GRANT TRUNCATE ON @extschema@.idem_claims TO @extowner@;
-GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO @extowner@ WITH GRANT OPTION;
-GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO @extowner@ WITH GRANT OPTION;
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO @extowner@ WITH GRANT OPTION;
-GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO @extowner@ WITH GRANT OPTION;
-
+-- What the owner of the extension needs to dump, to restore and to grant; and to lock,
+-- for a move to the portable edition.  A superuser who restores a dump becomes the owner,
+-- in the place of the role that installed idem into its own schema and granted rights:
+-- so where the extension's owner is a superuser, the owner of the schema has the same
+-- rights.  (It could drop everything in it anyway.)
+--
 -- All functions but the triggers', which run without such a right and are for no other
 -- table
 DO $block$
 DECLARE
+	owner pg_catalog.regrole;
 	routine pg_catalog.regprocedure;
 BEGIN
-	FOR routine IN
-		SELECT p.oid
-		FROM pg_catalog.pg_depend d
-			JOIN pg_catalog.pg_extension e ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-			JOIN pg_catalog.pg_proc p ON d.objid OPERATOR(pg_catalog.=) p.oid
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
-			AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
-			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
-			AND d.deptype OPERATOR(pg_catalog.=) 'e'
-			AND p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype
+	FOR owner IN
+		SELECT '@extowner@'::pg_catalog.regrole::pg_catalog.oid
+		UNION
+		SELECT n.nspowner
+		FROM pg_catalog.pg_namespace n
+			JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+			JOIN pg_catalog.pg_roles person ON person.oid OPERATOR(pg_catalog.=)
+				CASE WHEN n.nspowner OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN d.datdba ELSE n.nspowner END
+			JOIN pg_catalog.pg_roles installer ON installer.oid OPERATOR(pg_catalog.=) '@extowner@'::pg_catalog.regrole::pg_catalog.oid
+		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+			AND installer.rolsuper AND NOT person.rolsuper
 	LOOP
-		EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO @extowner@ WITH GRANT OPTION', routine);
+		EXECUTE pg_catalog.format('GRANT SELECT, INSERT ON @extschema@.idem_claims TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT TRUNCATE ON @extschema@.idem_claims TO %s', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s WITH GRANT OPTION', owner);
+		FOR routine IN
+			SELECT p.oid
+			FROM pg_catalog.pg_depend d
+				JOIN pg_catalog.pg_extension e ON d.refobjid OPERATOR(pg_catalog.=) e.oid
+				JOIN pg_catalog.pg_proc p ON d.objid OPERATOR(pg_catalog.=) p.oid
+			WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+				AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+				AND d.deptype OPERATOR(pg_catalog.=) 'e'
+				AND p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
+		LOOP
+			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO %s WITH GRANT OPTION', routine, owner);
+		END LOOP;
 	END LOOP;
 END
 $block$;

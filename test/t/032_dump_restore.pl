@@ -54,7 +54,7 @@ sub content
 	my ($database) = @_;
 	return $node->safe_psql($database, q{
 		SELECT * FROM requests.idem_claims ORDER BY request_id;
-		SELECT * FROM requests.idem_scopes ORDER BY scope;
+		SELECT scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes FROM requests.idem_scopes ORDER BY scope;
 		SELECT last_value FROM requests.idem_token_seq;
 		SELECT grantee, privilege_type FROM information_schema.routine_privileges
 			WHERE routine_name IN ('idem_claim', 'idem_forget') AND grantee IN ('app', 'operator')
@@ -63,6 +63,9 @@ sub content
 }
 my $before = content('shop');
 like($before, qr/"paid": 30/, 'there is something to dump');
+
+# What was executed between the dump and the restore is not known in the copy.
+my $unknown_past = q{SELECT guarded_since > clock_timestamp() FROM requests.idem_scopes WHERE scope = 'v7'};
 
 my @as_owner = ('-h', $node->host, '-p', $node->port, '-U', 'owner');
 my $dump = $node->basedir . '/shop.dump';
@@ -75,11 +78,24 @@ is(as('app', 'copy', "SELECT requests.idem_claim('user', 'done', fingerprint => 
 	'f', 'a request from before the dump is a replay in the copy');
 is(as('app', 'copy', "SELECT requests.idem_claim('user', 'broken', 'mail')"),
 	't', 'and the scopes have their policies');
+is($node->safe_psql('copy', $unknown_past), 't', 'a scope with uuidv7 knows nothing of the past');
 
 command_ok(
 	[ 'pg_restore', '--exit-on-error', '-d', $node->connstr('copy_by_superuser'), $dump ],
 	'a superuser restores it');
-is(content('copy_by_superuser'), $before, 'with the same content');
+is(content('copy_by_superuser'), $before, 'with the same content, and what the owner has granted');
+is($node->safe_psql('copy_by_superuser', $unknown_past), 't', 'a scope with uuidv7 knows nothing of the past there');
+is(as('app', 'copy_by_superuser', "SELECT requests.idem_claim('user', 'done', fingerprint => '\\x0102')"),
+	'f', 'a request from before the dump is a replay there too');
+as('owner', 'copy_by_superuser', "SELECT requests.idem_revoke('app', 'app'), requests.idem_grant('operator', 'app')");
+isnt($node->psql('copy_by_superuser', "SELECT requests.idem_claim('user', 'x')", extra_params => [ '-U', 'app' ]),
+	0, 'the owner of the schema revokes what it has granted');
+# The next dump of the copy has both grantors.
+$node->safe_psql('copy_by_superuser', "SELECT requests.idem_grant('app', 'app')");
+$node->safe_psql('postgres', 'CREATE DATABASE second_copy');
+command_ok([ 'pg_dump', '-Fc', '-f', "$dump.2", $node->connstr('copy_by_superuser') ], 'a superuser dumps the copy');
+command_ok([ 'pg_restore', '--exit-on-error', '-d', $node->connstr('second_copy'), "$dump.2" ], 'and restores it');
+is(content('second_copy'), content('copy_by_superuser'), 'with what both have granted');
 
 my ($status, $out, $err) = $node->psql('shop', q{SELECT requests.idem_claim('user', 'x')},
 	extra_params => [ '-U', 'nobody' ]);
