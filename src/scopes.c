@@ -112,10 +112,14 @@ check_layout(Relation scopes)
 	TupleDesc	desc = RelationGetDescr(scopes);
 	bool		same = desc->natts >= Natts_scopes &&
 		has_primary_key_of_scope(scopes);
+	bool		has_dropped = false;
 
-	for (int i = 0; same && i < Natts_scopes; i++)
-		same = !TupleDescAttr(desc, i)->attisdropped &&
-			TupleDescAttr(desc, i)->atttypid == column_types[i];
+	for (int i = 0; i < Min(Natts_scopes, desc->natts); i++)
+	{
+		/* A dropped column has type 0. */
+		same = same && TupleDescAttr(desc, i)->atttypid == column_types[i];
+		has_dropped = has_dropped || TupleDescAttr(desc, i)->attisdropped;
+	}
 	idem_refuse_distributed(scopes);
 	if (!same)
 		ereport(ERROR,
@@ -124,6 +128,8 @@ check_layout(Relation scopes)
 						RelationGetRelationName(scopes)),
 				 errdetail("Its first %d columns are those of the extension, and its primary key is (scope), of collation \"C\".",
 						   Natts_scopes),
+				 has_dropped ?
+				 errhint("A dropped column does not come back in its place: copy the rows of idem_claims and idem_scopes elsewhere, create the extension again, and copy them back.") :
 				 errhint("Undo the change of its columns or of its primary key.")));
 }
 
