@@ -114,6 +114,7 @@ BEGIN
 		PERFORM idem_fingerprint('0');		-- defines the settings
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
+				current_setting('idem.lease_max')::interval AS lease_max,
 				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
 				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
 	ELSE
@@ -127,7 +128,7 @@ BEGIN
 			END;
 		END LOOP;
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
-			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
+			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
 	END IF;
 END
 $block$;
@@ -138,7 +139,6 @@ CREATE TEMPORARY TABLE idem_moved_claims ON COMMIT DROP AS
 	FROM idem_claims AS c;
 
 CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE idem_scopes;
-CREATE TEMPORARY TABLE idem_moved_removed_scopes ON COMMIT DROP AS TABLE idem_removed_scopes;
 CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM idem_token_seq;
 
 -- An application may claim and an operator may forget.  Who may grant that is the owner.
@@ -162,7 +162,6 @@ BEGIN
 	END IF;
 	DROP VIEW idem_stat_cleanup;
 	DROP TRIGGER idem_scopes_guard ON idem_scopes;
-	DROP TRIGGER idem_scopes_guard_all ON idem_scopes;
 	DROP TRIGGER idem_settings_replace ON idem_settings;
 	-- In one command, in which what depends on each other goes together
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
@@ -175,7 +174,7 @@ BEGIN
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
 			'idem_distribute'));
 	EXECUTE 'DROP ROUTINE ' || names;
-	DROP TABLE idem_claims, idem_scopes, idem_removed_scopes, idem_settings, idem_cleanup_batches;
+	DROP TABLE idem_claims, idem_scopes, idem_settings, idem_cleanup_batches;
 	DROP SEQUENCE idem_token_seq;
 	DROP TYPE idem_state, idem_outcome, idem__key, idem__answer;
 END
@@ -196,8 +195,8 @@ DECLARE
 	kept text;
 BEGIN
 	IF current_setting('idem_move.to') <> 'idem' THEN
-		INSERT INTO idem_settings (ttl, lease, result_max_bytes, cleanup_batch_size)
-			SELECT d.ttl, d.lease, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
+		INSERT INTO idem_settings (ttl, lease, lease_max, result_max_bytes, cleanup_batch_size)
+			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
 		RETURN;
 	END IF;
 	PERFORM idem_fingerprint('0');		-- defines the settings
@@ -208,6 +207,7 @@ BEGIN
 	FROM pg_temp.idem_moved_settings AS m,
 		LATERAL (VALUES ('idem.ttl', ceil(date_part('epoch', m.ttl))),
 			('idem.lease', ceil(date_part('epoch', m.lease) * 1000)),
+			('idem.lease_max', ceil(date_part('epoch', m.lease_max) * 1000)),
 			('idem.result_max_bytes', m.result_max_bytes),
 			('idem.cleanup_batch_size', m.cleanup_batch_size)) AS d (name, kept)
 		JOIN pg_settings AS s ON s.name = d.name
@@ -225,13 +225,9 @@ INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user
 		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM pg_temp.idem_moved_claims AS c;
 
--- With its guard, as from a dump; -infinity: it needs none
-INSERT INTO idem_scopes (scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes, guarded_since, guarded_ttl)
-	SELECT p.scope, p.ttl, p.lease, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes,
-		coalesce(p.guarded_since, '-infinity'), p.guarded_ttl
+INSERT INTO idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes)
+	SELECT p.scope, p.ttl, p.lease, p.lease_max, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes
 	FROM pg_temp.idem_moved_scopes AS p;
-INSERT INTO idem_removed_scopes (scope, removed_at, ttl)
-	SELECT p.scope, p.removed_at, p.ttl FROM pg_temp.idem_moved_removed_scopes AS p;
 
 SELECT setval('idem_token_seq', t.last_value, t.is_called) AS ignored FROM pg_temp.idem_moved_token AS t
 \gset

@@ -22,8 +22,8 @@
  *	 too, slow down other sessions' snapshots once there are more than 64 of them.
  * - Whoever does not want to wait does so for a transaction that has removed the request
  *	 and claimed it again: only the removal can be seen.
- * - A ttl that grows, and key_time = uuidv7 that is switched on, wait for the transactions
- *	 that have claimed, and not only for other changes of idem_scopes.
+ * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
+ *	 for the transactions that have claimed, and not only for other changes of idem_scopes.
  * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.  Let no such
  *	 transaction run when uuidv7 is switched on, or a ttl grows under it.
  * - There idem_cleanup() removes what the snapshot sees expired, or raises 40001; and a
@@ -31,8 +31,8 @@
  *	 than the snapshot: it is answered with in_progress.
  * - In SERIALIZABLE what was read of claims counts among read/write dependencies.
  * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do
- *	 not exist.  The settings idem.ttl, idem.lease, idem.result_max_bytes and
- *	 idem.cleanup_batch_size are columns of the table idem_settings.
+ *	 not exist.  The settings idem.ttl, idem.lease, idem.lease_max,
+ *	 idem.result_max_bytes and idem.cleanup_batch_size are columns of the table idem_settings.
  * - It is slower, by an order of magnitude.
  *
  * What the C edition cannot give: idem_distribute() distributes it over a Citus cluster.
@@ -171,6 +171,9 @@ CREATE TABLE idem_settings (
 	lease interval NOT NULL DEFAULT '30 seconds' CHECK (
 		lease > '0' AND lease <= '36500 days'
 		AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	lease_max interval NOT NULL DEFAULT '1 day' CHECK (
+		lease_max > '0' AND lease_max <= '36500 days'
+		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
 	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000)
 );
@@ -178,23 +181,44 @@ CREATE TABLE idem_settings (
 COMMENT ON TABLE idem_settings IS 'what the operator has set, for all scopes';
 COMMENT ON COLUMN idem_settings.ttl IS 'how long a claim is remembered at least, in scopes without a ttl';
 COMMENT ON COLUMN idem_settings.lease IS 'length of a lease when it is extended, in scopes without a lease';
+COMMENT ON COLUMN idem_settings.lease_max IS 'longest lease that a caller may ask for, in scopes without a limit';
 COMMENT ON COLUMN idem_settings.result_max_bytes IS 'largest result that is stored, in scopes without a limit';
 COMMENT ON COLUMN idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
 
 CREATE FUNCTION idem__replace_settings()
 RETURNS trigger
 LANGUAGE plpgsql
-SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
+DECLARE
+	bad text := CASE
+		WHEN NEW.ttl < '1 second' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
+			THEN 'ttl'
+		WHEN NEW.lease <= '0' OR NEW.lease > '36500 days' OR date_part('year', NEW.lease) <> 0 OR date_part('month', NEW.lease) <> 0
+			THEN 'lease'
+		WHEN NEW.lease_max <= '0' OR NEW.lease_max > '36500 days'
+			OR date_part('year', NEW.lease_max) <> 0 OR date_part('month', NEW.lease_max) <> 0
+			THEN 'lease_max' END;
 BEGIN
-	DELETE FROM idem_settings;
+	IF TG_RELID <> 'idem_settings'::regclass THEN
+		RAISE EXCEPTION 'idem__replace_settings() is the trigger of idem_settings'
+			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
+	END IF;
+	IF bad IS NOT NULL THEN
+		RAISE EXCEPTION '% of idem_settings must be %, at most 36500 days, and without months', bad,
+				CASE bad WHEN 'ttl' THEN 'at least 1 second' ELSE 'positive' END
+			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_settings_%s_check', bad),
+			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
+	END IF;
+	IF TG_OP = 'INSERT' THEN
+		DELETE FROM idem_settings;
+	END IF;
 	RETURN NEW;
 END
 $$;
 
 CREATE TRIGGER idem_settings_replace
-BEFORE INSERT ON idem_settings
+BEFORE INSERT OR UPDATE ON idem_settings
 FOR EACH ROW EXECUTE FUNCTION idem__replace_settings();
 
 INSERT INTO idem_settings DEFAULT VALUES;
@@ -209,26 +233,29 @@ CREATE TABLE idem_scopes (
 		CONSTRAINT idem_scopes_lease_check CHECK (
 			lease > '0' AND lease <= '36500 days'
 			AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	lease_max interval
+		CONSTRAINT idem_scopes_lease_max_check CHECK (
+			lease_max > '0' AND lease_max <= '36500 days'
+			AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
 	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
 	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
 	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
 	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
 	guarded_since timestamptz,
-	guarded_ttl interval,
 	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 );
 
 COMMENT ON TABLE idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
 COMMENT ON COLUMN idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
 COMMENT ON COLUMN idem_scopes.lease IS 'length of a lease when it is extended; NULL: that of idem_settings';
+COMMENT ON COLUMN idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: that of idem_settings';
 COMMENT ON COLUMN idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
 COMMENT ON COLUMN idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
 COMMENT ON COLUMN idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
 COMMENT ON COLUMN idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
 COMMENT ON COLUMN idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
-COMMENT ON COLUMN idem_scopes.guarded_since IS 'requests from before then were remembered for guarded_ttl only; kept by a trigger';
-COMMENT ON COLUMN idem_scopes.guarded_ttl IS 'see guarded_since; kept by a trigger';
+COMMENT ON COLUMN idem_scopes.guarded_since IS 'requests from before then are stale unless they have a row; kept by a trigger';
 
 -- A day has 24 hours: added as days, it would have 23 or 25 where the clock changes.
 CREATE FUNCTION idem__without_days(length interval)
@@ -239,172 +266,102 @@ AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 -- The policy of a scope: its row, or the settings.
 CREATE FUNCTION idem__policy(of_scope text)
 RETURNS TABLE (
-	ttl interval, lease interval, result_max_bytes int4,
+	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, guarded_ttl interval,
+	guarded_since timestamptz,
 	has_settings boolean)		-- else they were deleted, or made after the snapshot
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
 		idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
+		idem__without_days(coalesce(p.lease_max, d.lease_max, '1 day')),
 		coalesce(p.result_max_bytes, d.result_max_bytes, 1048576),
 		p.failed IS NOT DISTINCT FROM 'retryable',
 		p.lapsed IS NOT DISTINCT FROM 'unknown',
 		p.expired IS NOT DISTINCT FROM 'reclaim',
 		p.key_time IS NOT DISTINCT FROM 'uuidv7',
 		coalesce(p.guarded_since, '-infinity'),
-		idem__without_days(coalesce(p.guarded_ttl, '0')),
 		d.ttl IS NOT NULL
 	FROM (SELECT) AS always
 		LEFT JOIN idem_settings AS d ON true
 		LEFT JOIN idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 $$;
 
--- ----- what was promised before -----
+-- ----- an unknown past is stale -----
 
--- Under key_time = uuidv7 a key without a row is new if its own time is within the
--- ttl, since a claim of it would still be remembered.  That is wrong for claims that
--- were promised less: made before the ttl grew or the policy was switched on, or under
--- a row of the scope that was removed since.  The guard says what is known of them:
--- keys up to guarded_since were promised guarded_ttl at least, and are stale once that
--- is over.
-
-CREATE TABLE idem_removed_scopes (
-	scope text COLLATE "C" PRIMARY KEY,
-	removed_at timestamptz NOT NULL,
-	ttl interval NOT NULL
-);
-
-COMMENT ON TABLE idem_removed_scopes IS 'what scopes have promised whose row was removed; kept by a trigger';
-COMMENT ON COLUMN idem_removed_scopes.ttl IS 'their claims were promised this at least';
-
--- What claims under this row were promised at least.
-CREATE FUNCTION idem__least_promise(policy idem_scopes, default_ttl interval)
-RETURNS interval
-LANGUAGE sql VOLATILE
-AS $$
-	-- A guard counts as long as it says more than the ttl.
-	SELECT least(t.ttl, CASE WHEN (policy).guarded_since > clock_timestamp() - t.ttl
-		THEN coalesce((policy).guarded_ttl, '0') END)
-	FROM (SELECT coalesce((policy).ttl, default_ttl)) AS t (ttl)
-$$;
-
-CREATE FUNCTION idem__note_removed_scope(policy idem_scopes, default_ttl interval)
-RETURNS void
-LANGUAGE sql
-AS $$
-	INSERT INTO idem_removed_scopes AS removed (scope, removed_at, ttl)
-	VALUES ((policy).scope, clock_timestamp(), idem__least_promise(policy, default_ttl))
-	ON CONFLICT (scope) DO UPDATE SET removed_at = excluded.removed_at, ttl = least(removed.ttl, excluded.ttl)
-$$;
-
--- Before a row of idem_scopes changes, and before TRUNCATE; in UTC, where a day has 24
--- hours.
+-- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl,
+-- since a claim of it would still be remembered.  That holds for claims that were made
+-- under this policy.  So guarded_since is moved when a row with uuidv7 appears, when
+-- uuidv7 is switched on, and when the ttl grows under it: keys up to then are stale if
+-- they have no row.  A key's own time can be a minute ahead of its claim: hence the
+-- minute.  Nothing that a user writes into guarded_since counts, also where a dump is
+-- restored: what was promised elsewhere is not known here.
 --
 -- The lock waits for the transactions that have claimed, and keeps new claims away until
 -- the change commits (see idem__claim_key()): so no claim under the old policy is later
--- than the guard.  A key's own time can be a minute ahead of its claim.
+-- than the guard.
 --
--- A scope is removed and made again in order, also by two who do it at once: each writes
--- its row of idem_removed_scopes.  Who makes it writes one and deletes it.
+-- It runs with the rights of the role that changes the row, so it calls nothing of ours.
 CREATE FUNCTION idem_scopes_guard()
 RETURNS trigger
 LANGUAGE plpgsql
-SECURITY DEFINER
 SET search_path FROM CURRENT
-SET timezone = 'UTC'
 AS $$
 DECLARE
-	default_ttl constant interval := coalesce((SELECT d.ttl FROM idem_settings AS d), '1 hour');
+	bad constant text := CASE
+		WHEN NEW.ttl <= '0' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
+			THEN 'ttl'
+		WHEN NEW.lease <= '0' OR NEW.lease > '36500 days' OR date_part('year', NEW.lease) <> 0 OR date_part('month', NEW.lease) <> 0
+			THEN 'lease'
+		WHEN NEW.lease_max <= '0' OR NEW.lease_max > '36500 days'
+			OR date_part('year', NEW.lease_max) <> 0 OR date_part('month', NEW.lease_max) <> 0
+			THEN 'lease_max' END;
 	caller_timeout constant text := current_setting('lock_timeout');
-	isolation constant text := current_setting('transaction_isolation');
-	was constant idem_scopes := OLD;	-- which on Citus has another type
-	is_update constant boolean := TG_OP = 'UPDATE' AND OLD.scope = NEW.scope;
-	is_known boolean;
-	is_guarded boolean;
-	promised interval;
+	keeps_past boolean := false;
 BEGIN
-	IF TG_OP = 'TRUNCATE' AND (isolation = 'repeatable read' OR isolation = 'serializable') THEN
-		RAISE EXCEPTION 'idem_scopes cannot be truncated under isolation level %', isolation
-			USING ERRCODE = 'feature_not_supported',
-			DETAIL = 'Rows that this snapshot does not see would be removed too, and what they have promised be forgotten.',
-			HINT = 'Use DELETE, or READ COMMITTED.';
+	-- On Citus the replica of a node, which is a shard
+	IF TG_RELID <> 'idem_scopes'::regclass AND NOT EXISTS (
+			SELECT FROM pg_class AS c JOIN pg_class AS s ON s.relnamespace = c.relnamespace AND s.relowner = c.relowner
+			WHERE c.oid = 'idem_scopes'::regclass AND s.oid = TG_RELID AND s.relname ~ '^idem_scopes_[0-9]+$') THEN
+		RAISE EXCEPTION 'idem_scopes_guard() is the trigger of idem_scopes'
+			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;
-	IF caller_timeout = '0' THEN
-		PERFORM set_config('lock_timeout', '5s', true);
+	IF bad IS NOT NULL THEN
+		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, NEW.scope
+			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
+			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
 	END IF;
 
-	IF TG_OP = 'INSERT' OR TG_OP = 'UPDATE' THEN
+	IF TG_OP = 'UPDATE' THEN
+		keeps_past := OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope AND NOT coalesce(NEW.ttl > OLD.ttl, false);
+		NEW.guarded_since := OLD.guarded_since;
+	END IF;
+	IF NEW.key_time = 'any' THEN
+		NEW.guarded_since := NULL;
+	ELSIF NOT keeps_past THEN
+		IF caller_timeout = '0' THEN
+			PERFORM set_config('lock_timeout', '5s', true);
+		END IF;
 		BEGIN
-			IF is_update THEN
-				NEW.guarded_since := OLD.guarded_since;
-				NEW.guarded_ttl := OLD.guarded_ttl;
-				promised := idem__least_promise(was, default_ttl);
-				is_guarded := coalesce(NEW.ttl, default_ttl) > coalesce(OLD.ttl, default_ttl)
-					OR (NEW.key_time = 'uuidv7' AND OLD.key_time <> 'uuidv7');
-			ELSE
-				INSERT INTO idem_removed_scopes AS removed VALUES (NEW.scope, 'infinity', default_ttl)
-				ON CONFLICT (scope) DO UPDATE SET ttl = removed.ttl
-				RETURNING removed.removed_at < 'infinity',
-					CASE WHEN removed.removed_at >= clock_timestamp() - default_ttl - interval '1 day'
-						THEN least(removed.ttl, default_ttl) ELSE default_ttl END
-				INTO is_known, promised;
-				DELETE FROM idem_removed_scopes AS removed WHERE removed.scope = NEW.scope;
-				is_guarded := coalesce(NEW.ttl, default_ttl) > promised OR NEW.key_time = 'uuidv7';
-				-- Restored from a dump, or moved here: it brings its guard; -infinity: it needs none
-				IF TG_OP = 'INSERT' AND NOT is_known AND NEW.guarded_since IS NOT NULL THEN
-					NEW.guarded_since := nullif(NEW.guarded_since, '-infinity');
-					is_guarded := false;
-				END IF;
-			END IF;
-			IF is_guarded THEN
-				LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
-				NEW.guarded_since := clock_timestamp() + interval '1 minute';
-				NEW.guarded_ttl := promised;
-			END IF;
+			LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
 		EXCEPTION WHEN lock_not_available THEN
 			RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
 				USING ERRCODE = 'lock_not_available',
 				HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
 		END;
-	END IF;
-
-	IF TG_OP <> 'INSERT' AND NOT is_update THEN
-		BEGIN
-			-- What is older says nothing that the default does not say.
-			DELETE FROM idem_removed_scopes AS removed WHERE removed.scope IN (
-				SELECT past.scope FROM idem_removed_scopes AS past
-				WHERE past.removed_at < clock_timestamp() - default_ttl - interval '1 day' FOR UPDATE SKIP LOCKED);
-			IF TG_OP = 'TRUNCATE' THEN
-				PERFORM idem__note_removed_scope(p, default_ttl) FROM idem_scopes AS p;
-			ELSE
-				PERFORM idem__note_removed_scope(was, default_ttl);
-			END IF;
-		EXCEPTION WHEN lock_not_available THEN
-			RAISE EXCEPTION 'a scope cannot be removed now: idem_removed_scopes is in use'
-				USING ERRCODE = 'lock_not_available',
-				HINT = 'Another transaction removes or makes it: try again. Set lock_timeout to wait longer than 5 seconds.';
-		END;
-	END IF;
-
-	PERFORM set_config('lock_timeout', caller_timeout, true);
-	IF TG_OP = 'DELETE' THEN
-		RETURN OLD;
+		PERFORM set_config('lock_timeout', caller_timeout, true);
+		NEW.guarded_since := clock_timestamp() + interval '1 minute';
 	END IF;
 	RETURN NEW;
 END
 $$;
 
-COMMENT ON FUNCTION idem_scopes_guard() IS 'trigger: keeps guarded_since and idem_removed_scopes';
+COMMENT ON FUNCTION idem_scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
 
 -- Not on a subscriber, which receives the publisher's guard
 CREATE TRIGGER idem_scopes_guard
-BEFORE INSERT OR UPDATE OR DELETE ON idem_scopes
+BEFORE INSERT OR UPDATE ON idem_scopes
 FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
-
-CREATE TRIGGER idem_scopes_guard_all
-BEFORE TRUNCATE ON idem_scopes
-FOR EACH STATEMENT EXECUTE FUNCTION idem_scopes_guard();
 
 -- ----- keys and arguments -----
 
@@ -545,6 +502,20 @@ BEGIN
 			'Fix the client: give it in seconds or minutes, and extend it while the work goes on.');
 	END IF;
 	RETURN idem__without_days(lease);
+END
+$$;
+
+-- Whether the scope allows a lease that the caller asks for.
+CREATE FUNCTION idem__check_lease_max(key idem__key, lease interval, lease_max interval)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF lease > lease_max THEN
+		PERFORM idem__raise_of_key('ID400', pg_catalog.format('lease of %s s is longer than the scope allows, %s s',
+				trim_scale(extract(epoch FROM lease)), trim_scale(extract(epoch FROM lease_max))),
+			'Extend it while the work goes on, or have the operator raise idem.lease_max or the scope''s lease_max.', key);
+	END IF;
 END
 $$;
 
@@ -960,14 +931,13 @@ LANGUAGE sql VOLATILE
 AS $$ SELECT idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
 
 -- Whether a key of that time, without a row, may have been executed and forgotten.  A
--- claim of it made at c is remembered until max(c, key_time) + ttl at least; one made
--- before guarded_since until c + guarded_ttl, which can be a client's skew before that.
-CREATE FUNCTION idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz, guarded_ttl interval)
+-- claim of it made at c is remembered until max(c, key_time) + ttl at least, if it was
+-- made under this policy: see idem_scopes_guard().
+CREATE FUNCTION idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT coalesce(key_time <= clock_timestamp() - ttl
-		OR (key_time <= guarded_since AND key_time - interval '1 minute' <= clock_timestamp() - guarded_ttl), false)
+	SELECT coalesce(key_time <= clock_timestamp() - ttl OR key_time <= guarded_since, false)
 $$;
 
 /*
@@ -1072,6 +1042,9 @@ BEGIN
 				outcome := 'invalid';
 				RAISE SQLSTATE 'ID001';
 			END IF;
+			IF lease IS NOT NULL THEN
+				PERFORM idem__check_lease_max(key, lease, policy.lease_max);
+			END IF;
 			IF progress IS NOT NULL THEN
 				PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 			END IF;
@@ -1102,7 +1075,7 @@ BEGIN
 				key.request_id, key.user_id, key.scope, claim.fingerprint, claim.progress)
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
 			IF FOUND THEN
-				outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since, policy.guarded_ttl)
+				outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 					THEN 'stale' ELSE 'claimed' END;
 			ELSE
 				inserting := false;
@@ -1124,7 +1097,7 @@ BEGIN
 				IF policy.reclaim AND NOT is_ours AND seen.expires_at <= clock_timestamp()
 					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
 					-- 3
-					outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since, policy.guarded_ttl)
+					outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 						THEN 'stale' ELSE 'claimed' END;
 				ELSE
 					live := seen.state = 'in_progress' AND NOT is_ours AND seen.lease_until > clock_timestamp();
@@ -1725,6 +1698,7 @@ DECLARE
 BEGIN
 	PERFORM idem__require_token(token), idem__require_writable('idem_extend()');
 	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
+	PERFORM idem__check_lease_max(key, length, policy.lease_max);
 	PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
 	until := clock_timestamp() + coalesce(length, policy.lease);
@@ -2083,8 +2057,8 @@ COMMENT ON COLUMN idem_stat_cleanup.last_run IS 'end of the latest batch';
 -- Fences.  They write, see there.
 --
 -- Policy.  idem_scopes has a replica on each node, and its guard is a trigger of each
--- replica: it waits for the claims of its node, and writes to its node's replica of
--- idem_removed_scopes.  So guarded_since differs by milliseconds from node to node.
+-- replica: it waits for the claims of its node.  So guarded_since differs by milliseconds
+-- from node to node.
 --
 -- Locks.  Citus takes LOCK TABLE on all nodes.  A claim takes its lock of idem_scopes on
 -- its own node only, where the guard looks for it.
@@ -2141,17 +2115,6 @@ BEGIN
 	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
 	UPDATE idem_claims AS c SET token = idem__citus_fence.token
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
-END
-$$;
-
--- TRUNCATE is one command for all nodes, and its trigger one node's.
-CREATE FUNCTION idem__refuse_truncate()
-RETURNS trigger
-LANGUAGE plpgsql
-AS $$
-BEGIN
-	RAISE EXCEPTION 'table "%" cannot be truncated: it is distributed', TG_TABLE_NAME
-		USING ERRCODE = 'feature_not_supported', HINT = 'Delete its rows.';
 END
 $$;
 
@@ -2360,13 +2323,11 @@ BEGIN
 	-- what is copied.
 	DROP TRIGGER idem_settings_replace ON idem_settings;
 	DROP TRIGGER idem_scopes_guard ON idem_scopes;
-	DROP TRIGGER idem_scopes_guard_all ON idem_scopes;
 	PERFORM create_distributed_table('idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
 		create_reference_table('idem_settings'),
-		create_reference_table('idem_removed_scopes'),
 		create_reference_table('idem_scopes');
 	PERFORM truncate_local_data_after_distributing_table(name::regclass)
-	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_removed_scopes', 'idem_scopes']) AS name;
+	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_scopes']) AS name;
 
 	-- The default makes the sequence known to all nodes, which have to parse its name.
 	CREATE TABLE idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('idem_token_seq'));
@@ -2377,10 +2338,6 @@ BEGIN
 	PERFORM idem__rewrite_function('idem__claim_key', 'idem__claim_key', 'idem__claim_key_of_node');
 	PERFORM idem__rewrite_function('idem__citus_' || f.name, 'idem__citus_' || f.name, f.becomes)
 	FROM (VALUES ('claim_key', 'idem__claim_key'), ('fence', 'idem_fence'), ('cleanup_step', 'idem_cleanup_step')) AS f (name, becomes);
-	-- A table with replicas is one shard, of the same name on all nodes.
-	PERFORM idem__rewrite_function(f.name, 'idem_removed_scopes', shard_name(s.logicalrelid, s.shardid))
-	FROM unnest(ARRAY['idem_scopes_guard', 'idem__note_removed_scope']) AS f (name),
-		pg_dist_shard AS s WHERE s.logicalrelid = 'idem_removed_scopes'::regclass;
 	PERFORM idem__isolate_query('idem__policy'), idem__isolate_query('idem__latest_row');
 	-- In what an update looks for, Citus takes no other function of a column.
 	ALTER FUNCTION idem__is_ours IMMUTABLE;
@@ -2390,14 +2347,11 @@ BEGIN
 
 	PERFORM idem__share_functions(schema), idem__share_rights(schema);
 
-	-- Unsafe would be a trigger of a replica that writes to other nodes.
+	-- Unsafe would be a trigger of a replica that writes to other nodes: it writes nothing.
 	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
 	CREATE TRIGGER idem_scopes_guard
-	BEFORE INSERT OR UPDATE OR DELETE ON idem_scopes
+	BEFORE INSERT OR UPDATE ON idem_scopes
 	FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
-	CREATE TRIGGER idem_scopes_guard_all
-	BEFORE TRUNCATE ON idem_scopes
-	FOR EACH STATEMENT EXECUTE FUNCTION idem__refuse_truncate();
 	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
 END
 $$;
@@ -2418,7 +2372,7 @@ DECLARE
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
 	-- all but the guard, which triggers keep
-	policy constant text := 'scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes';
+	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	schema constant text := current_schema()::text;
@@ -2500,7 +2454,7 @@ BEGIN
 	REVOKE ALL ON TYPE idem_state, idem_outcome, idem__key, idem__answer FROM PUBLIC;
 
 	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem_portable') THEN
-		FOREACH config IN ARRAY ARRAY['idem_claims', 'idem_scopes', 'idem_removed_scopes', 'idem_settings',
+		FOREACH config IN ARRAY ARRAY['idem_claims', 'idem_scopes', 'idem_settings',
 			'idem_cleanup_batches', 'idem_token_seq']::regclass[]
 		LOOP
 			PERFORM pg_extension_config_dump(config, '');

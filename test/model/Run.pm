@@ -52,10 +52,8 @@ my %looks = (
 	  . $times->('lease_until') . ', ' . $times->('expires_at')
 	  . ", expires_at = date_trunc('second', expires_at), fingerprint, result, progress"
 	  . ' FROM idem_claims',
-	scopes => 'SELECT \'policy\', scope, ttl, lease, failed, lapsed, expired, key_time, result_max_bytes, '
-	  . $times->('guarded_since') . ', guarded_ttl FROM idem_scopes',
-	removed => 'SELECT \'removed\', scope, ' . $times->('removed_at')
-	  . ', ttl FROM idem_removed_scopes');
+	scopes => 'SELECT \'policy\', scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes, '
+	  . $times->('guarded_since') . ' FROM idem_scopes');
 
 sub connect_edition
 {
@@ -566,7 +564,7 @@ sub look
 {
 	my ($session) = @_;
 
-	$session->execute('claims', 'scopes', 'removed');
+	$session->execute('claims', 'scopes');
 	return;
 }
 
@@ -709,8 +707,8 @@ sub reset
 	for my $edition (@{ $self->{editions} })
 	{
 		my $observer = $edition->{observer};
-		$observer->send('DELETE FROM idem_claims; DELETE FROM idem_scopes; DELETE FROM idem_removed_scopes');
-		$observer->send("VACUUM $_") for $scripts % 50 == 0 ? qw(idem_claims idem_scopes idem_removed_scopes) : ();
+		$observer->send('DELETE FROM idem_claims; DELETE FROM idem_scopes');
+		$observer->send("VACUUM $_") for $scripts % 50 == 0 ? qw(idem_claims idem_scopes) : ();
 		$observer->flush;
 		$edition->{sessions}[$_]->send("SET idem.wait = '$script->{waits}[$_]'") for 1 .. $script->{sessions};
 		$edition->{sessions}[$_]->flush for 1 .. $script->{sessions};

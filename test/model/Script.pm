@@ -439,10 +439,12 @@ sub policy_value
 		key_time => [ $self->{on}{uuidv7} ? qw('uuidv7' 'uuidv7' 'any') : q('any') ],
 		ttl => [ q('20 min'), q('1 hour'), q('2 hours'), q('2 days'), $self->{on}{uuidv7} ? () : 'NULL' ],
 		lease => [ q('20 min'), q('60 min'), 'NULL' ],
+		lease_max => [ q('20 min'), q('2 days'), q('2 days'), 'NULL' ],
 		result_max_bytes => [qw(16 64 4096 NULL)]);
 	my %invalid = (
 		ttl => [ q('0'), q('1 month'), q('-1 s'), q('36501 days'), 'NULL' ],
 		lease => [ q('0'), q('1 month') ],
+		lease_max => [ q('-1 s'), q('1 month') ],
 		failed => [ q('never'), 'NULL' ],
 		lapsed => [q('')],
 		expired => ['NULL'],
@@ -452,7 +454,7 @@ sub policy_value
 	return $self->or_invalid(pick(@{ $values{$column} }), @{ $invalid{$column} });
 }
 
-my @policy_columns = qw(failed lapsed expired key_time ttl lease result_max_bytes);
+my @policy_columns = qw(failed lapsed expired key_time ttl lease lease_max result_max_bytes);
 
 sub policy_columns
 {
@@ -466,24 +468,35 @@ sub policy_columns
 
 sub insert_policy
 {
-	my ($self, $scope, @restored) = @_;
+	my ($self, $scope, @guard) = @_;
 	my @columns = $self->policy_columns;
 	my @values = map { $self->policy_value($_) } @columns;
 
-	return 'INSERT INTO idem_scopes (' . join(', ', 'scope', @columns, @restored ? qw(guarded_since guarded_ttl) : ())
-	  . ') VALUES (' . join(', ', $self->or_invalid(literal($scope), 'NULL', "repeat('s', 256)"), @values, @restored) . ')';
+	return 'INSERT INTO idem_scopes (' . join(', ', 'scope', @columns, @guard ? 'guarded_since' : ())
+	  . ') VALUES (' . join(', ', $self->or_invalid(literal($scope), 'NULL', "repeat('s', 256)"), @values, @guard) . ')';
+}
+
+# As a subscriber receives it: with the guard that it brings
+sub replicate_policy
+{
+	my ($self, $scope) = @_;
+
+	# What is invalid another trigger refuses here.
+	local $self->{on}{invalid} = 0;
+	return 'SELECT replicated(' . literal($self->insert_policy($scope, q('-infinity'))) . ')';
 }
 
 sub add_policy
 {
 	my ($self, $slot) = @_;
 	my $scope = pick(@{ $self->{scopes} });
-	my $what = pick_by_weight(INSERT => 5, UPDATE => 8, DELETE => 2, rename => 1, restore => 2, TRUNCATE => 0.3);
+	my $what = pick_by_weight(INSERT => 5, UPDATE => 8, DELETE => 2, rename => 1, restore => 1, replicate => 2, TRUNCATE => 0.3);
 	my $where = 'WHERE scope = ' . literal($scope);
 	my $sql;
 
 	if ($what eq 'INSERT') { $sql = $self->insert_policy($scope) }
-	elsif ($what eq 'restore') { $sql = $self->insert_policy($scope, q('-infinity'), q('0')) }
+	elsif ($what eq 'restore') { $sql = $self->insert_policy($scope, q('-infinity')) }
+	elsif ($what eq 'replicate') { $sql = $self->replicate_policy($scope) }
 	elsif ($what eq 'DELETE') { $sql = "DELETE FROM idem_scopes $where" }
 	elsif ($what eq 'TRUNCATE') { $sql = 'TRUNCATE idem_scopes' }
 	elsif ($what eq 'rename') { $sql = 'UPDATE idem_scopes SET scope = ' . literal(pick('s1', 's2', 's3')) . " $where" }
@@ -503,7 +516,7 @@ sub add_initial_policy
 	return unless $self->{on}{policies} || $self->{on}{uuidv7};
 	for my $scope (@{ $self->{scopes} })
 	{
-		my $sql = $self->insert_policy($scope, chance(0.7) ? (q('-infinity'), q('0')) : ());
+		my $sql = chance(0.7) ? $self->replicate_policy($scope) : $self->insert_policy($scope);
 		$self->add(0, 'policy INSERT', 'policy', $sql) if chance(0.6);
 	}
 	return;

@@ -107,8 +107,7 @@ CREATE FUNCTION uuid_of(moment timestamptz) RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s-%s-7abc-8abc-0123456789ab', left(ms, 8), right(ms, 4))
 	FROM (SELECT lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0') AS ms) AS t
 $$;
--- As if it had always been there
-SET session_replication_role = replica;
+SET session_replication_role = replica;		-- else it is guarded
 INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('batch v7', '1 day', 'uuidv7', '2001-01-01');
 RESET session_replication_role;
 SELECT uuid_of(now()) AS v7, uuid_of(now() - interval '25 hours') AS old, uuid_of(now() + interval '2 min') AS ahead,

@@ -47,7 +47,7 @@ UPDATE cases SET
 		ELSE 'claimed'
 	END::idem_outcome;
 
--- As if they had always been there
+-- As if the policies had always been there; only a subscriber's guard can be set.
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, failed, lapsed, expired, key_time, guarded_since)
 	SELECT DISTINCT scope, interval '1 day', failed, lapsed, expired, key_time, timestamptz '2001-01-01' FROM cases;

@@ -32,8 +32,20 @@ SELECT state, fingerprint, result, progress, lease_until > clock_timestamp() AS 
 SELECT * FROM idem_claim_many('{lease}', '{a}', wait => '0');
 
 -- The lease can be longer than the ttl: the row is there until its end at least.
-SELECT expires_at >= lease_until AS remembered, lease_until > clock_timestamp() + interval '23 hours' AS long
-FROM idem_try_claim('lease', 'long', lease => '24 hours');
+INSERT INTO idem_scopes (scope, lease_max) VALUES ('long', '100 days'), ('short', '1 min');
+SELECT expires_at >= lease_until AS remembered, lease_until > clock_timestamp() + interval '99 days' AS long
+FROM idem_try_claim('lease', 'long', 'long', lease => '100 days');
+-- It cannot be longer than the scope allows, or the setting.
+SELECT idem_try_claim('lease', 'x', 'long', lease => '100 days 1 us');
+SELECT idem_try_claim('lease', 'x', lease => '1 day 1 us');
+SELECT outcome FROM idem_try_claim('lease', 'day', lease => '24 hours');
+SELECT token AS short FROM idem_try_claim('lease', 'short', 'short', lease => '1 min') \gset
+SELECT idem_extend('lease', 'short', :short, '61 s', scope => 'short');
+SELECT idem_extend('lease', 'short', :short, '1 min', scope => 'short') > now() AS extended;
+-- What the operator has set is not the caller's to be refused.
+UPDATE idem_scopes SET lease = '2 min' WHERE scope = 'short';
+SELECT idem_extend('lease', 'short', :short, scope => 'short') > now() + interval '119 s' AS extended;
+DELETE FROM idem_claims WHERE request_id IN ('day', 'short');
 
 -- ----- arguments -----
 
@@ -400,7 +412,11 @@ SELECT idem_heal('lease', 'c', '1');
 SELECT idem_heal('lease', 'x', '1');
 SELECT idem_extend('lease', 'g', :g, progress => to_jsonb(repeat('x', 40)), scope => 'capped');
 SELECT idem_try_claim('lease', 'x', 'capped', lease => '1 hour', progress => to_jsonb(repeat('x', 40)));
+SELECT idem_try_claim('lease', 'x', lease => '2 days');
+-- The first that is found
+SELECT idem_try_claim('lease', 'x', 'capped', lease => '1 day 1 s 20 us', progress => to_jsonb(repeat('x', 40)));
+SELECT idem_extend('lease', 'x', 1, lease => '100 days 0.5 s', scope => 'long');
 
 DROP VIEW leased;
-DELETE FROM idem_scopes WHERE scope = 'capped';
+DELETE FROM idem_scopes WHERE scope IN ('capped', 'long', 'short');
 DELETE FROM idem_claims WHERE user_id = 'lease';

@@ -18,6 +18,9 @@ SELECT idem_complete(to_jsonb(repeat('x', 92)));
 COMMIT;
 SELECT token AS t FROM idem_try_claim('u', 'lease set', lease => '1 min') \gset
 SELECT idem_extend('u', 'lease set', :t) > now() + interval '119 min' AS by_the_setting;
+UPDATE idem_settings SET lease_max = '1 min';
+SELECT idem_extend('u', 'lease set', :t, '61 s');
+SELECT idem_extend('u', 'lease set', :t, '1 min') > now() AS extended;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT '2020-01-01', 'completed', i, 'u', '' FROM generate_series(1, 5) AS i;
 SELECT idem_cleanup();
@@ -35,9 +38,23 @@ INSERT INTO idem_settings DEFAULT VALUES;
 UPDATE idem_settings SET ttl = '0';
 UPDATE idem_settings SET ttl = '1 month';
 UPDATE idem_settings SET lease = '-1 s';
+UPDATE idem_settings SET lease_max = '1 month';
+INSERT INTO idem_settings (lease_max) VALUES ('0');
 UPDATE idem_settings SET result_max_bytes = 0;
 UPDATE idem_settings SET cleanup_batch_size = 1000001;
 UPDATE idem_settings SET ttl = NULL;
+
+-- The triggers serve their own tables only.
+CREATE TEMPORARY TABLE other (LIKE idem_scopes);
+CREATE TRIGGER guard BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+INSERT INTO other (scope) VALUES ('s');
+\echo :SQLSTATE
+DROP TRIGGER guard ON other;
+CREATE TRIGGER guard BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION idem__replace_settings();
+INSERT INTO other (scope) VALUES ('s');
+\echo :SQLSTATE
+DROP TABLE other;
+SELECT count(*) FROM idem_settings;
 
 -- How long a claim waits is its caller's.
 CREATE FUNCTION pg_temp.waits(setting text) RETURNS text LANGUAGE plpgsql AS $$
@@ -224,7 +241,6 @@ CALL "regress idem; ""odd""".idem_cleanup_all();
 SELECT rows_deleted FROM "regress idem; ""odd""".idem_stat_cleanup;
 INSERT INTO "regress idem; ""odd""".idem_scopes (scope, ttl) VALUES ('s', '1 day');
 DELETE FROM "regress idem; ""odd""".idem_scopes;
-SELECT scope, ttl FROM "regress idem; ""odd""".idem_removed_scopes;
 SET client_min_messages = warning;
 DROP SCHEMA "regress idem; ""odd""" CASCADE;
 RESET client_min_messages;
