@@ -4,12 +4,22 @@
  *	  cached.
  *
  * They are found by the extension's name, never by a schema's or through
- * search_path, so that nobody can put another table in their place.
+ * search_path, and must be its members: so nobody can put another table in their
+ * place.
  *
  * The cache is dropped whenever one of our relations is invalidated: DROP
- * EXTENSION does that, and so does the rollback of a CREATE EXTENSION.  A caller
- * still has to expect that a relation is gone when it opens it: it then asks
- * again, and gets the error that says so.
+ * EXTENSION does that, and so does the rollback of a CREATE EXTENSION.  An answer can
+ * be old all the same: a change can commit right after it, and one that commits while
+ * the catalogs are read is reported by an invalidation that this session meets in the
+ * middle of its reading.  Such an answer is used, but not kept.  To read again until no
+ * invalidation comes would not make it safer, and would never end where each lock
+ * brings one (debug_discard_caches).
+ *
+ * What makes it safe is the lock of the relation that a caller opens.  Taking the lock
+ * receives every change that was committed before, and no change can follow while it
+ * is held: DROP, RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
+ * locks it, asks again, and starts again if the relation is gone or is not the one named
+ * now.
  */
 #include "postgres.h"
 
@@ -19,12 +29,15 @@
 #include "catalog/dependency.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_type.h"
-#include "miscadmin.h"
+#include "lib/stringinfo.h"
+#include "nodes/pg_list.h"
 #include "utils/builtins.h"
+#include "utils/catcache.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -33,8 +46,45 @@
 
 #include "catalog.h"
 
-/* Version of the SQL objects that this library serves */
-#define IDEM_SQL_VERSION "1.0"
+/*
+ * The versions of the SQL objects that this library serves: these two, and all in
+ * between.  The newest is the library's own, the default_version of idem.control.
+ */
+#define SQL_VERSION_OLDEST "1.0"
+#define SQL_VERSION_NEWEST "1.0"
+
+/* More digits are in no version of ours. */
+#define VERSION_DIGITS_MAX 9
+
+typedef struct SqlVersion
+{
+	int			major;
+	int			minor;
+} SqlVersion;
+
+/* A kind of members that are found by name */
+typedef struct MemberKind
+{
+	Oid			catalog;		/* that they are in */
+	char		kind;			/* relkind, or typtype */
+	const char *noun;
+	const char *keyword;		/* in ALTER and in ALTER EXTENSION ... ADD */
+} MemberKind;
+
+static const MemberKind table_kind = {
+	RelationRelationId, RELKIND_RELATION, "table", "TABLE"
+};
+static const MemberKind sequence_kind = {
+	RelationRelationId, RELKIND_SEQUENCE, "sequence", "SEQUENCE"
+};
+static const MemberKind enum_kind = {
+	TypeRelationId, TYPTYPE_ENUM, "type", "TYPE"
+};
+
+/* All members of these kinds, as in the install script */
+static const char *const member_names[] = {
+	"idem_claims", "idem_scopes", "idem_removed_scopes", "idem_token_seq", "idem_state", "idem_outcome"
+};
 
 static const char *const state_labels[IDEM_STATE_COUNT] = {
 	"in_progress", "completed", "failed"
@@ -93,49 +143,325 @@ find_extension(Oid *extension, Oid *schema, char **version)
 	return HeapTupleIsValid(tuple);
 }
 
-static Oid
-require_object(Oid class, Oid object, Oid extension, const char *name)
+/* ----- versions ----- */
+
+static bool
+parse_number(const char **text, int *number)
 {
-	if (!OidIsValid(object) || getExtensionOfObject(class, object) != extension)
+	size_t		length = strspn(*text, "0123456789");
+
+	if (length == 0 || length > VERSION_DIGITS_MAX)
+		return false;
+	*number = atoi(*text);
+	*text += length;
+	return true;
+}
+
+/* False: it is not written as ours are, MAJOR.MINOR. */
+static bool
+parse_version(const char *text, SqlVersion *version)
+{
+	return parse_number(&text, &version->major) && *text++ == '.' &&
+		parse_number(&text, &version->minor) && *text == '\0';
+}
+
+/* -1, 0, 1 */
+static int
+compare_with(const SqlVersion *version, const char *served)
+{
+	SqlVersion	other;
+
+	if (!parse_version(served, &other))
+		elog(ERROR, "invalid version \"%s\"", served);
+	if (version->major != other.major)
+		return version->major < other.major ? -1 : 1;
+	return (version->minor > other.minor) - (version->minor < other.minor);
+}
+
+static void
+refuse_version(const char *text, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("extension \"idem\" is version %s, but the library requires %s",
+					text,
+					strcmp(SQL_VERSION_OLDEST, SQL_VERSION_NEWEST) == 0 ?
+					SQL_VERSION_NEWEST :
+					SQL_VERSION_OLDEST " to " SQL_VERSION_NEWEST),
+			 errhint("%s", hint)));
+}
+
+static void
+require_served_version(const char *text)
+{
+	SqlVersion	version;
+
+	if (!parse_version(text, &version))
+		refuse_version(text, "Install the library that this version of the extension came with.");
+	if (compare_with(&version, SQL_VERSION_OLDEST) < 0)
+		refuse_version(text, "Run ALTER EXTENSION idem UPDATE.");
+	if (compare_with(&version, SQL_VERSION_NEWEST) > 0)
+		refuse_version(text, "Install the newer library. If it is installed already, restart the server, which has preloaded the older one, or reconnect.");
+}
+
+/* ----- members ----- */
+
+/* Its name, and its schema; NULL: it is of another kind, or gone. */
+static char *
+member_name(const MemberKind *kind, Oid object, Oid *schema)
+{
+	HeapTuple	tuple;
+	char	   *name = NULL;
+
+	if (kind->catalog == RelationRelationId)
+	{
+		if (get_rel_relkind(object) != kind->kind)
+			return NULL;
+		*schema = get_rel_namespace(object);
+		return get_rel_name(object);
+	}
+	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(object));
+	if (!HeapTupleIsValid(tuple))
+		return NULL;
+	if (((Form_pg_type) GETSTRUCT(tuple))->typtype == kind->kind)
+	{
+		*schema = ((Form_pg_type) GETSTRUCT(tuple))->typnamespace;
+		name = pstrdup(NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname));
+	}
+	ReleaseSysCache(tuple);
+	return name;
+}
+
+static bool
+is_name_of_ours(const char *name)
+{
+	for (int i = 0; i < lengthof(member_names); i++)
+		if (strcmp(name, member_names[i]) == 0)
+			return true;
+	return false;
+}
+
+static char *
+qualified(Oid schema, const char *name)
+{
+	char	   *schema_name = get_namespace_name(schema);
+
+	return quote_qualified_identifier(schema_name, name);
+}
+
+/*
+ * Looks for what became of a member that does not have its name in the extension's
+ * schema: the members of its kind that have a name which none of ours has, as a list of
+ * qualified names.  moved_to: the schema of the one that has kept its name.
+ */
+static List *
+find_renamed(const MemberKind *kind, const char *name, Oid extension,
+			 Oid *moved_to)
+{
+	Relation	rel = table_open(DependRelationId, AccessShareLock);
+	List	   *renamed = NIL;
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(extension));
+	scan = systable_beginscan(rel, DependReferenceIndexId, true, NULL, 2, keys);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
+		Oid			schema;
+		char	   *found;
+
+		if (form->deptype != DEPENDENCY_EXTENSION ||
+			form->classid != kind->catalog ||
+			(found = member_name(kind, form->objid, &schema)) == NULL)
+			continue;
+		if (strcmp(found, name) == 0)
+			*moved_to = schema;
+		else if (!is_name_of_ours(found))
+			renamed = lappend(renamed, qualified(schema, found));
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return renamed;
+}
+
+static char *
+join_names(const List *names)
+{
+	StringInfoData joined;
+	ListCell   *cell;
+
+	initStringInfo(&joined);
+	foreach(cell, names)
+		appendStringInfo(&joined, "%s%s",
+						 cell == list_head(names) ? "" : ", ",
+						 (char *) lfirst(cell));
+	return joined.data;
+}
+
+/* For a command that gives a member its place back; foreign: what has that place now,
+ * or NULL. */
+static int
+hint_command(const char *foreign, const char *command)
+{
+	if (foreign == NULL)
+		return errhint("Run %s.", command);
+	return errhint("Rename %s, which does not belong to the extension, and then run %s.",
+				   foreign, command);
+}
+
+/* renamed: qualified names, of which the member's present one is one */
+static void
+raise_renamed(const MemberKind *kind, const char *name, const List *renamed,
+			  const char *foreign)
+{
+	bool		is_known = list_length(renamed) == 1;
+	const char *present = is_known ? linitial(renamed) : "...";
+
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 is_known ?
+			 errmsg("%s \"%s\" of extension \"idem\" was renamed to %s",
+					kind->noun, name, present) :
+			 errmsg("%s \"%s\" of extension \"idem\" was renamed",
+					kind->noun, name),
+			 is_known ? 0 :
+			 errdetail("It is one of these: %s.", join_names(renamed)),
+			 hint_command(foreign,
+						  psprintf("ALTER %s %s RENAME TO %s%s", kind->keyword,
+								   present, name,
+								   is_known ? "" : " with its present name"))));
+}
+
+static void
+raise_moved(const MemberKind *kind, const char *name, Oid schema, Oid moved_to,
+			const char *foreign)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s \"%s\" of extension \"idem\" was moved to schema \"%s\"",
+					kind->noun, name, get_namespace_name(moved_to)),
+			 hint_command(foreign,
+						  psprintf("ALTER %s %s SET SCHEMA %s", kind->keyword,
+								   qualified(moved_to, name),
+								   quote_identifier(get_namespace_name(schema))))));
+}
+
+/*
+ * Says what became of a member, and how to get it back.  found: what has its name in
+ * the extension's schema, and is no member.
+ */
+static void
+raise_missing(const MemberKind *kind, const char *name, Oid schema,
+			  Oid extension, Oid found)
+{
+	Oid			moved_to = InvalidOid;
+	List	   *renamed = find_renamed(kind, name, extension, &moved_to);
+	char	   *place = qualified(schema, name);
+	char	   *foreign = OidIsValid(found) ? place : NULL;
+
+	if (OidIsValid(moved_to))
+		raise_moved(kind, name, schema, moved_to, foreign);
+	if (renamed != NIL)
+		raise_renamed(kind, name, renamed, foreign);
+	if (foreign != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("\"%s\" is not an object of extension \"idem\" any more",
-						name),
-				 errhint("Create the extension again, or restore the object with ALTER EXTENSION idem ADD.")));
-	return object;
+				 errmsg("%s \"%s\" does not belong to extension \"idem\"",
+						kind->noun, name),
+				 errdetail("It was taken out of the extension by ALTER EXTENSION idem DROP, or it is another %s of this name.",
+						   kind->noun),
+				 errhint("If it is the extension's, run ALTER EXTENSION idem ADD %s %s.",
+						 kind->keyword, place)));
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s \"%s\" of extension \"idem\" is missing",
+					kind->noun, name),
+			 errdetail("It was taken out of the extension, and then dropped, renamed or moved."),
+			 errhint("If it still exists, give it the name %s back and run ALTER EXTENSION idem ADD %s %s. If it does not, run DROP EXTENSION idem and CREATE EXTENSION idem, which forget all claims.",
+					 place, kind->keyword, place)));
 }
 
 static Oid
-find_relation(const char *name, Oid schema, Oid extension)
+find_member(const MemberKind *kind, const char *name, Oid schema, Oid extension)
 {
-	return require_object(RelationRelationId, get_relname_relid(name, schema),
-						  extension, name);
+	Oid			found = kind->catalog == RelationRelationId ?
+		get_relname_relid(name, schema) :
+		GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum(name),
+						ObjectIdGetDatum(schema));
+
+	if (!OidIsValid(found) ||
+		getExtensionOfObject(kind->catalog, found) != extension)
+		raise_missing(kind, name, schema, extension, found);
+	return found;
+}
+
+/* The labels of a type that are none of ours, as SQL literals */
+static List *
+find_renamed_labels(Oid type, const char *const *labels, int nlabels)
+{
+	CatCList   *present = SearchSysCacheList1(ENUMTYPOIDNAME,
+											  ObjectIdGetDatum(type));
+	List	   *renamed = NIL;
+
+	for (int i = 0; i < present->n_members; i++)
+	{
+		Form_pg_enum form =
+			(Form_pg_enum) GETSTRUCT(&present->members[i]->tuple);
+		bool		is_ours = false;
+
+		for (int j = 0; j < nlabels && !is_ours; j++)
+			is_ours = strcmp(NameStr(form->enumlabel), labels[j]) == 0;
+		if (!is_ours)
+			renamed = lappend(renamed,
+							  quote_literal_cstr(NameStr(form->enumlabel)));
+	}
+	ReleaseCatCacheList(present);
+	return renamed;
+}
+
+/* A label cannot be dropped, so it was renamed. */
+static void
+raise_label_missing(const char *type_name, const char *qualified_type,
+					const char *label, const List *renamed)
+{
+	bool		is_known = list_length(renamed) == 1;
+
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("label \"%s\" of type \"%s\" was renamed", label, type_name),
+			 is_known ? 0 : errdetail("It is one of these: %s.",
+									  join_names(renamed)),
+			 errhint("Run ALTER TYPE %s RENAME VALUE %s TO %s%s.", qualified_type,
+					 is_known ? (char *) linitial(renamed) : "...",
+					 quote_literal_cstr(label),
+					 is_known ? "" : " with its present name")));
 }
 
 /* Returns the type. */
 static Oid
-find_labels(const char *type_name, Oid schema, Oid extension,
-			const char *const *labels, int nlabels, Oid *oids)
+find_enum(const char *name, Oid schema, Oid extension,
+		  const char *const *labels, int nlabels, Oid *oids)
 {
-	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
-									   CStringGetDatum(type_name),
-									   ObjectIdGetDatum(schema));
+	Oid			type = find_member(&enum_kind, name, schema, extension);
 
-	require_object(TypeRelationId, type, extension, type_name);
 	for (int i = 0; i < nlabels; i++)
 	{
 		oids[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
 								  ObjectIdGetDatum(type),
 								  CStringGetDatum(labels[i]));
 		if (!OidIsValid(oids[i]))
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("type \"%s\" has no label \"%s\" any more",
-							type_name, labels[i]),
-					 errhint("Create the extension again.")));
+			raise_label_missing(name, qualified(schema, name), labels[i],
+								find_renamed_labels(type, labels, nlabels));
 	}
 	return type;
 }
+
+/* ----- all of it ----- */
 
 static void
 load_catalog(IdemCatalog *catalog)
@@ -149,24 +475,20 @@ load_catalog(IdemCatalog *catalog)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("extension \"idem\" is not installed in this database"),
 				 errhint("Run CREATE EXTENSION idem.")));
-	if (strcmp(version, IDEM_SQL_VERSION) != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"idem\" has version %s, its library serves version %s",
-						version, IDEM_SQL_VERSION),
-				 errhint("Run ALTER EXTENSION idem UPDATE, or install the library of the extension's version.")));
+	require_served_version(version);
 
-	catalog->claims = find_relation("idem_claims", schema, extension);
+	catalog->claims = find_member(&table_kind, "idem_claims", schema, extension);
 	/* Only the cleanup needs it, and says so when it is missing. */
 	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
 												  schema);
-	catalog->scopes = find_relation("idem_scopes", schema, extension);
-	catalog->tokens = find_relation("idem_token_seq", schema, extension);
-	catalog->state_type = find_labels("idem_state", schema, extension,
-									  state_labels, IDEM_STATE_COUNT,
-									  catalog->state);
-	(void) find_labels("idem_outcome", schema, extension, outcome_labels,
-					   IDEM_OUTCOME_COUNT, catalog->outcome);
+	catalog->scopes = find_member(&table_kind, "idem_scopes", schema, extension);
+	catalog->tokens = find_member(&sequence_kind, "idem_token_seq", schema,
+								  extension);
+	catalog->state_type = find_enum("idem_state", schema, extension,
+									state_labels, IDEM_STATE_COUNT,
+									catalog->state);
+	(void) find_enum("idem_outcome", schema, extension, outcome_labels,
+					 IDEM_OUTCOME_COUNT, catalog->outcome);
 }
 
 const IdemCatalog *
@@ -178,33 +500,17 @@ idem_catalog(void)
 		callback_registered = true;
 	}
 
-	/*
-	 * What was read before an invalidation may be old: read it again.  Nobody
-	 * replaces the extension without end, but an endless loop must be
-	 * cancellable all the same.
-	 */
-	while (!cached_valid)
+	if (!cached_valid)
 	{
 		uint64		before = invalidations;
 		IdemCatalog fresh;
 
-		CHECK_FOR_INTERRUPTS();
 		load_catalog(&fresh);
 		cached = fresh;
+		/* What was read before an invalidation may be old: use it, not keep it. */
 		cached_valid = (before == invalidations);
 	}
 	return &cached;
-}
-
-bool
-idem_is_installed(void)
-{
-	Oid			extension;
-	Oid			schema;
-	char	   *version;
-
-	return find_extension(&extension, &schema, &version) &&
-		strcmp(version, IDEM_SQL_VERSION) == 0;
 }
 
 /*

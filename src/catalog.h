@@ -45,14 +45,12 @@ typedef struct IdemCatalog
 } IdemCatalog;
 
 /*
- * The current database's objects.  Raises 55000 where the extension is missing
- * or of another version than this library serves.  The result is good until
- * the next call that may process invalidations (any lock taken).
+ * The current database's objects.  Raises 55000 where the extension or an object of
+ * it is missing, or where its version is not one that this library serves.  The result
+ * is good until the next call that may process invalidations (any lock taken).  It can
+ * be old: lock the relation that is to be used, then ask again.
  */
 extern const IdemCatalog *idem_catalog(void);
-
-/* The extension is there, in the version that this library serves. */
-extern bool idem_is_installed(void);
 
 /*
  * Raises 0A000 if Citus distributes a table of ours: what this server calls by its

@@ -676,7 +676,7 @@ idem_stats_publish_absent(void)
 	SpinLockRelease(&slot->mutex);
 }
 
-void
+bool
 idem_stats_publish_error(const char *message)
 {
 	DatabaseSlot *slot = get_own_slot(true);
@@ -684,14 +684,19 @@ idem_stats_publish_error(const char *message)
 	int			length = pg_mbcliplen(message, strlen(message),
 									  ERROR_TEXT_BYTES_MAX - 1);
 
+	bool		is_news;
+
 	if (slot == NULL)
-		return;
+		return true;
 	SpinLockAcquire(&slot->mutex);
+	is_news = strncmp(slot->cleanup.last_error, message, length) != 0 ||
+		slot->cleanup.last_error[length] != '\0';
 	slot->cleanup.errors++;
 	slot->cleanup.last_error_at = now;
 	memcpy(slot->cleanup.last_error, message, length);
 	slot->cleanup.last_error[length] = '\0';
 	SpinLockRelease(&slot->mutex);
+	return is_news;
 }
 
 void

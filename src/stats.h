@@ -83,7 +83,8 @@ extern void idem_stats_publish_cleanup(const struct IdemCleanupBatch *batch,
 /* There is nothing to clean: the database does not have the extension. */
 extern void idem_stats_publish_absent(void);
 
-extern void idem_stats_publish_error(const char *message);
+/* False: it is the latest one that was published, again. */
+extern bool idem_stats_publish_error(const char *message);
 
 /* The run came to a regular end. */
 extern void idem_stats_publish_run(void);

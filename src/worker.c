@@ -34,8 +34,8 @@
  * slice comes a batch at the mark.  A slice is followed by a pause of the walk,
  * so that walks take 5 % of the time; but while there is nothing to be removed
  * at the mark, the slices of a walk come without a pause, and what they have
- * taken is a pause before the next walk.  There is none where a walk has met
- * backlog, or is the first one, or was ordered.  How far it has come is in shared
+ * taken is a pause before the next walk.  The pause is skipped if the walk found
+ * backlog, is the first one, or was ordered.  How far it has come is in shared
  * memory: the next worker goes on there.
  *
  * Leaving in time: before each batch and several times a second within one,
@@ -43,6 +43,15 @@
  * conflict with, never waiting for it, and ends when it is refused.  The same
  * goes for the lock of the extension, before each batch: DROP EXTENSION waits
  * for one batch at most, and the next one does not stumble over it.
+ *
+ * Both processes run as the bootstrap superuser, in databases whose owners are not
+ * trusted.  So they run no SQL and call no function that a database's catalog names:
+ * they use C functions and the objects' OIDs, which catalog.c takes from the extension's
+ * members.  The index by expiry is found by its name in the extension's schema, and
+ * read only if it is a B-tree on our table.  To delete evaluates no index expression,
+ * and a table with triggers or rules is refused.  Settings of the database that change
+ * what we do are overridden; session_preload_libraries is not loaded by background
+ * workers.
  */
 #include "postgres.h"
 
@@ -128,6 +137,7 @@
 typedef struct WorkerOrder
 {
 	bool		full_scan;		/* begin with all of the table */
+	bool		retry;			/* the latest worker failed */
 } WorkerOrder;
 
 StaticAssertDecl(sizeof(WorkerOrder) <= BGW_EXTRALEN,
@@ -436,7 +446,10 @@ pick_database(TimestampTz now)
 static bool
 register_worker(LauncherDatabase *db)
 {
-	WorkerOrder order = {.full_scan = !db->looked_at};
+	WorkerOrder order = {
+		.full_scan = !db->looked_at,
+		.retry = db->failures > 0
+	};
 	BackgroundWorker worker;
 	MemoryContext old_context;
 	bool		registered;
@@ -656,6 +669,7 @@ idem_launcher_main(Datum arg)
 typedef struct WorkerRun
 {
 	char	   *database;		/* name: nobody can rename it under us */
+	bool		retry;			/* the latest worker failed */
 	bool		full_scan;		/* ordered, and not begun yet */
 	IdemCleanupMarks marks;
 	TimestampTz oldest_expires_at;
@@ -667,7 +681,7 @@ typedef struct WorkerRun
 typedef enum ExtensionStanding
 {
 	EXTENSION_SERVED,
-	EXTENSION_ABSENT,			/* or of a version that we do not know */
+	EXTENSION_ABSENT,
 	EXTENSION_BUSY				/* somebody drops it */
 } ExtensionStanding;
 
@@ -676,12 +690,15 @@ typedef enum ExtensionStanding
  * for the extension's, and would deadlock with us.  The table's is, until the transaction
  * ends, so that the extension stays for the batch.  It is not waited for here: who drops
  * the schema may have it.
+ *
+ * Raises 55000 for an extension that this library does not serve: its claims are there
+ * and expire, so what is known of them stays published.
  */
 static ExtensionStanding
 extension_standing(void)
 {
 	Oid			extension = get_extension_oid("idem", true);
-	bool		is_installed;
+	bool		is_still_there;
 	LOCKTAG		tag;
 
 	if (!OidIsValid(extension))
@@ -690,11 +707,11 @@ extension_standing(void)
 	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return EXTENSION_BUSY;
 	/* Looked up again: it may have been dropped while we came to the lock. */
-	is_installed = idem_is_installed();
-	if (is_installed)
+	is_still_there = get_extension_oid("idem", true) == extension;
+	if (is_still_there)
 		(void) ConditionalLockRelationOid(idem_catalog()->claims, RowExclusiveLock);
 	LockRelease(&tag, AccessShareLock, false);
-	return is_installed ? EXTENSION_SERVED : EXTENSION_ABSENT;
+	return is_still_there ? EXTENSION_SERVED : EXTENSION_ABSENT;
 }
 
 /* IdemCleanupStop */
@@ -823,7 +840,10 @@ static bool
 may_run_batch(void)
 {
 	if (must_leave_database())
+	{
+		elog(DEBUG1, "leaving: another session needs the database for itself");
 		return false;
+	}
 	switch (extension_standing())
 	{
 		case EXTENSION_SERVED:
@@ -832,9 +852,10 @@ may_run_batch(void)
 			idem_stats_publish_absent();
 			return false;
 		case EXTENSION_BUSY:
-			break;
+			elog(DEBUG1, "leaving: another session drops the extension");
+			return false;
 	}
-	return false;
+	pg_unreachable();
 }
 
 /* One batch in its own transaction, which is a slice of the walk or starts at
@@ -928,16 +949,24 @@ run_batches(WorkerRun *run)
 	}
 }
 
-/* The error is reported where it is caught, by the end of the process. */
-static void
-publish_current_error(void)
+/*
+ * The error is logged where it is caught, by the end of the process.  False: it need not
+ * be.  What is wrong with the extension itself (55000: its version, an object that was
+ * renamed) stays wrong until somebody acts, and is logged by the first worker that meets
+ * it; the ones that try again later only publish it.
+ */
+static bool
+publish_current_error(const WorkerRun *run)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 	ErrorData  *error = CopyErrorData();
+	bool		is_news = idem_stats_publish_error(error->message);
+	bool		is_lasting =
+		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 
-	idem_stats_publish_error(error->message);
 	FreeErrorData(error);
 	MemoryContextSwitchTo(old_context);
+	return is_news || !is_lasting || !run->retry;
 }
 
 static void
@@ -955,6 +984,7 @@ init_run(WorkerRun *run)
 
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	memset(run, 0, sizeof(WorkerRun));
+	run->retry = order.retry;
 	run->full_scan = order.full_scan;
 	/* Where no statistics are kept, each run starts with these. */
 	run->marks.low_water = DT_NOBEGIN;
@@ -991,8 +1021,10 @@ idem_worker_main(Datum arg)
 	}
 	PG_CATCH();
 	{
-		publish_current_error();
-		PG_RE_THROW();
+		/* Neither way is a regular end, so the next worker comes later. */
+		if (publish_current_error(&run))
+			PG_RE_THROW();
+		proc_exit(0);
 	}
 	PG_END_TRY();
 	error_context_stack = context.previous;

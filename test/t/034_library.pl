@@ -30,18 +30,59 @@ like($err, qr/extension "idem" is not installed in this database/,
 	'and says that the extension is missing');
 like($err, qr/HINT: +Run CREATE EXTENSION idem/, 'and what to do');
 
-# Another version of the SQL objects than the library serves
-$node->safe_psql('postgres', q{
-	CREATE EXTENSION idem;
-	UPDATE pg_extension SET extversion = '0.9' WHERE extname = 'idem'});
-$err = error_of("SELECT idem_claim('u', 'r')");
-like($err, qr/extension "idem" has version 0\.9, its library serves version 1\.0/,
-	'another version of the SQL objects is refused');
-like($err, qr/HINT: +Run ALTER EXTENSION idem UPDATE/, 'with what to do');
-$node->safe_psql('postgres',
-	"UPDATE pg_extension SET extversion = '1.0' WHERE extname = 'idem'");
+# SQL objects of another version than the library serves
+$node->safe_psql('postgres', 'CREATE EXTENSION idem');
+my $own = $node->safe_psql('postgres',
+	"SELECT default_version FROM pg_available_extensions WHERE name = 'idem'");
+
+sub set_version
+{
+	my ($version) = @_;
+	$node->safe_psql('postgres',
+		"UPDATE pg_extension SET extversion = '$version' WHERE extname = 'idem'");
+	return;
+}
+
+my $update = qr/Run ALTER EXTENSION idem UPDATE\.$/m;
+my $newer = qr/Install the newer library\. If it is installed already, restart the server/;
+my $unknown = qr/Install the library that this version of the extension came with/;
+my ($major, $minor) = $own =~ /^(\d+)\.(\d+)$/;
+
+# Compared as versions, not as text: 1.10 comes after 1.9.
+for my $case (
+	[ '0.9', $update ],
+	[ '0.10', $update ],
+	[ '0.999999999', $update ],
+	[ "$major." . ($minor + 1), $newer ],
+	[ "$major." . ($minor + 10), $newer ],
+	[ ($major + 1) . '.0', $newer ],
+	[ "1$major.0", $newer ],
+	[ '', $unknown ],
+	[ '1', $unknown ],
+	[ '1.', $unknown ],
+	[ '.0', $unknown ],
+	[ '-1.0', $unknown ],
+	[ ' 1.0', $unknown ],
+	[ '1.0beta', $unknown ],
+	[ '1.0.0', $unknown ],
+	[ '1.0000000000', $unknown ],
+	[ 'one', $unknown ])
+{
+	my ($version, $hint) = @$case;
+
+	set_version($version);
+	$err = error_of("SELECT idem_claim('u', 'r')");
+	like(
+		$err,
+		qr/extension "idem" is version \Q$version\E, but the library requires (\d+\.\d+ to )?\Q$own\E$/m,
+		"version '$version' is refused");
+	like($err, qr/HINT: +$hint/, "version '$version': with what to do");
+}
+$err = error_of("SELECT idem_status('u', 'r')");
+like($err, qr/is version one, but/, 'by what only reads, too');
+set_version($own);
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'r')"),
-	't', 'and the right one is served');
+	't', 'and its own version is served');
 
 # The SQL objects alone: as after a package was removed
 $node->safe_psql('postgres', q{
@@ -53,7 +94,9 @@ like($err, qr/could not access file "(\$libdir\/)?idem_removed"/,
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem_claims"),
 	'1', 'the claims can still be read');
 $node->safe_psql('postgres', 'DROP EXTENSION idem');
-pass('and the extension can be dropped');
+is( $node->safe_psql(
+		'postgres', "SELECT to_regclass('idem_claims') IS NULL"),
+	't', 'and the extension can be dropped');
 
 $node->stop;
 done_testing();
