@@ -7,6 +7,11 @@
  * a circle.  Equal keys are claimed in the order of the arrays: the first claims,
  * the others are second claims.  The answers come in the order of the arrays: they
  * carry stored results, which can be large, so they are sorted within work_mem.
+ *
+ * They are claimed in slices.  Claiming locks the policies from the first promise on;
+ * between two slices the lock is given up, and a change of idem_scopes that waits for it
+ * goes first.  So such a change waits for a slice at most, however large the batch is,
+ * and the rest of the batch goes by the new policy.
  */
 #include "postgres.h"
 
@@ -28,6 +33,10 @@
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
+
+/* A slice ends after this many keys: in the middle of no group that is claimed together,
+ * so that it can have nearly twice as many. */
+#define SLICE_KEYS 1000
 
 /*
  * What is known of the answers, by the order of the arrays.  Stored results are kept
@@ -227,11 +236,19 @@ claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 											  "idem batch elements",
 											  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(one);
+	int			slice_keys = 0;
 	int			nanswered;
 
 	for (int i = 0; i < nitems; i += nanswered)
 	{
 		nanswered = idem_claim_first_keys(call, &items[i], nitems - i, some);
+		slice_keys += nanswered;
+		/* To store an answer's result can take long; only the last one has any. */
+		if (slice_keys >= SLICE_KEYS || some[nanswered - 1].result != NULL)
+		{
+			idem_claim_end(call);
+			slice_keys = 0;
+		}
 		for (int j = 0; j < nanswered; j++)
 			put_answer(answers, items[i + j].ordinal, &some[j]);
 		MemoryContextReset(one);

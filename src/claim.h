@@ -46,7 +46,8 @@ typedef struct IdemClaimAnswer
 } IdemClaimAnswer;
 
 /* Once a call from SQL, before the first key and after the last.  Raises 25006 and
- * 0A000. */
+ * 0A000.  The end, which may also come between two keys, lets changes of idem_scopes
+ * through that wait for the call; the next key goes by what they have left. */
 extern void idem_claim_begin(IdemClaimCall *call, const char *command);
 extern void idem_claim_end(IdemClaimCall *call);
 
