@@ -24,10 +24,9 @@
  * A lease looks and writes under the lock of its key, see idem_store_lock_key();
  * so one attempt never waits, it only says what to wait for.
  *
- * Who sleeps until a lease ends holds no lock of a table in that time, if it can:
- * whoever wants to lock the table would wait for the sleeper, and the holder of the
- * lease behind that, until it has lost the lease; and no deadlock detection sees who
- * sleeps.
+ * Release table locks before sleeping until a lease ends: otherwise DDL queues behind the
+ * sleeper, and the lease holder behind the DDL; the deadlock detector cannot see latch
+ * waits.  A transaction that has written rows keeps its locks.
  */
 #include "postgres.h"
 
@@ -184,7 +183,11 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 	pg_unreachable();
 }
 
-/* To be called before the clock is looked at for a promise. */
+/*
+ * To be called before the clock is looked at for a promise.  Where the policy is not
+ * current, the lock is kept: the key is looked at again by a policy that is read under
+ * the lock, and the promise is made in the second round at the latest.
+ */
 static Step
 begin_promise(IdemClaimCall *call)
 {

@@ -59,6 +59,7 @@ static Oid	cached_relid = InvalidOid;
 static uint64 invalidations = 0;
 static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
 static SubTransactionId locked_in;
+static uint64 locks_taken = 0;	/* numbers them */
 
 /* No catalog access here, and nothing that can fail: it only marks. */
 static void
@@ -173,6 +174,7 @@ with_settings(IdemPolicy policy)
 		policy.lease_max_us = idem_lease_max * USECS_PER_SEC;
 	if (policy.result_max_bytes == FROM_SETTINGS)
 		policy.result_max_bytes = idem_result_max_bytes;
+	policy.lock = OidIsValid(locked_scopes) ? locks_taken : 0;
 	return policy;
 }
 
@@ -197,6 +199,7 @@ idem_policy_lock(bool wait, SubTransactionId subtransaction)
 	{
 		locked_scopes = scopes;
 		locked_in = subtransaction;
+		locks_taken++;
 	}
 	CurrentResourceOwner = owner;
 	if (wait)
@@ -217,11 +220,16 @@ idem_policy_unlock(void)
 	locked_scopes = InvalidOid;
 }
 
-/* After idem_policy_lock(), which receives what was changed before. */
+/*
+ * After idem_policy_lock(), which receives what was changed before.  A policy that was
+ * read under the lock is current for as long as the lock is held, whatever invalidations
+ * come: otherwise a claim would never end where each lock brings one
+ * (debug_discard_caches).
+ */
 bool
 idem_policy_is_current(const IdemPolicy *policy)
 {
-	return policy->generation == invalidations;
+	return policy->generation == invalidations || policy->lock == locks_taken;
 }
 
 static void
