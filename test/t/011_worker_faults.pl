@@ -40,12 +40,14 @@ sub is_cleaned
 		$name);
 }
 
-# With batches of one row there is always a batch on its way.
+# With batches of one row there is always a batch on its way, or between two of them.
+# Returns the pid of the worker that was seen in one.
 my $backlog_rows = 300_000;
 
 sub make_backlog
 {
 	my ($database) = @_;
+	my $worker = "FROM pg_stat_activity WHERE backend_type = 'idem worker' AND datname = '$database'";
 	$node->safe_psql(
 		$database, qq{
 		TRUNCATE idem_claims;
@@ -55,8 +57,19 @@ sub make_backlog
 	$node->reload;
 	becomes(
 		'postgres',
-		"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem worker' AND datname = '$database' AND state = 'active')",
+		"SELECT EXISTS (SELECT $worker AND state = 'active')",
 		"worker is at work in \"$database\"");
+	return $node->safe_psql('postgres', "SELECT pid $worker");
+}
+
+# That worker was in the way of a command, and made room for it: it did not end because
+# its work was done.
+sub has_made_room
+{
+	my ($worker, $offset, $name) = @_;
+	like(slurp_file($node->logfile, $offset),
+		qr/\[$worker\] .*leaving: another session needs the database for itself/,
+		$name);
 }
 
 sub set_and_reload
@@ -219,19 +232,25 @@ is_cleaned('victim', 'and comes back with the extension');
 
 # ----- nobody waits for the worker -----
 
-make_backlog('victim');
+# Such a command fails if the other sessions of the database do not leave in time.
+set_and_reload('log_min_messages' => 'debug1');
+my $worker = make_backlog('victim');
+$offset = -s $node->logfile;
 $node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE victim');
-ok(1, 'a database can be copied while it is cleaned');
+has_made_room($worker, $offset, 'a database can be copied while it is cleaned');
 $node->safe_psql('copy',
 	"TRUNCATE idem_claims; INSERT INTO idem_scopes (scope, ttl) VALUES ('copied', '1 ms')"
 );
 is_cleaned('copy', 'the copy is cleaned');
-make_backlog('victim');
+$worker = make_backlog('victim');
+$offset = -s $node->logfile;
 $node->safe_psql('postgres', 'ALTER DATABASE victim RENAME TO sacrifice');
-ok(1, 'a database can be renamed while it is cleaned');
-make_backlog('sacrifice');
+has_made_room($worker, $offset, 'a database can be renamed while it is cleaned');
+$worker = make_backlog('sacrifice');
+$offset = -s $node->logfile;
 $node->safe_psql('postgres', 'DROP DATABASE sacrifice');
-ok(1, 'a database can be dropped while it is cleaned');
+has_made_room($worker, $offset, 'a database can be dropped while it is cleaned');
+set_and_reload('log_min_messages' => 'warning');
 is_cleaned($_, "\"$_\" is still cleaned") for ('copy', 'postgres');
 set_and_reload('idem.cleanup_batch_size' => 50000);
 
