@@ -13,6 +13,14 @@
  * raises.  The subtransaction is always rolled back, the setting with it.  That is
  * dear, but only a call that waits pays for it.
  *
+ * The time-out can also fire while the lock is being granted, or while the wait ends in
+ * another error.  It has then asked for a cancel that has not been raised yet, and that
+ * the next CHECK_FOR_INTERRUPTS outside of the subtransaction would raise as 55P03, in
+ * a session whose lock_timeout is 0.  So that request is taken back (see
+ * forget_lock_timeout).  A lock that was granted counts as granted: the caller looks at
+ * the key again, and finds out by itself that its deadline has passed if it has to wait
+ * again.
+ *
  * The holder of a lease may be no transaction at all.  Its waiters sleep on one of
  * the condition variables in shared memory, by the hash of the key, which a
  * transaction that settled a key of that hash broadcasts after its commit.  That
@@ -43,6 +51,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -61,7 +70,7 @@
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
-/* The shortest that there is, for who does not want to wait */
+/* The shortest that there is, for a caller that does not want to wait */
 #define POLICY_LOCK_TIMEOUT_MS 1
 
 static ConditionVariable *lease_channels = NULL;	/* NULL: not preloaded */
@@ -171,6 +180,21 @@ wait_for_lock(const Awaited *awaited)
 	LockRelease(&tag, ShareLock, false);
 }
 
+/*
+ * After the wait, which has stopped the timer and kept the mark that it fired: the timer
+ * signals this process itself, so that mark and request come together.  The request of
+ * somebody else who cancels at the same moment cannot be told from it, and is lost, as
+ * it is in core's ProcessInterrupts(); that of statement_timeout stays, and so does the
+ * end of the session.
+ */
+static void
+forget_lock_timeout(void)
+{
+	if (get_timeout_indicator(LOCK_TIMEOUT, true) &&
+		!get_timeout_indicator(STATEMENT_TIMEOUT, false))
+		QueryCancelPending = false;
+}
+
 /* False: it took longer than timeout_ms. */
 static bool
 wait_for_lock_with_timeout(const Awaited *awaited, int timeout_ms)
@@ -196,6 +220,7 @@ wait_for_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 		FlushErrorState();
 	}
 	PG_END_TRY();
+	forget_lock_timeout();
 	RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
@@ -254,8 +279,8 @@ idem_wait_for_policy(const IdemDeadline *deadline)
 	};
 
 	/*
-	 * A conditional lock is refused because others wait for one, also to who is in
-	 * their way and goes first: having read the table before, say.
+	 * A conditional lock is refused because others wait for one, even if the caller is
+	 * in their way and would go first: a transaction that has read the table, say.
 	 */
 	if (deadline->wait_us == 0)
 		return wait_for_lock_with_timeout(&awaited, POLICY_LOCK_TIMEOUT_MS);

@@ -54,7 +54,7 @@ extern bool idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 								IdemDeadline *deadline);
 extern void idem_wait_end(void);
 
-/* When this transaction commits, wakes who waits for a lease of the key. */
+/* When this transaction commits, wakes the waiters for a lease of the key. */
 extern void idem_wake_at_commit(const IdemKey *key);
 
 extern int64 idem_monotonic_us(void);
