@@ -297,16 +297,25 @@ open_claims_to_write(void)
 	return claims;
 }
 
+/*
+ * The same; and the wait for the lock can have been one for DDL that put another table
+ * in its place.  A writer notices that by the store being stale.
+ */
 static Relation
 open_claims_to_read(void)
 {
 	Relation	claims;
 
-	do
+	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		claims = try_table_open(idem_catalog()->claims, AccessShareLock);
-	} while (claims == NULL);
+		if (claims == NULL)
+			continue;
+		if (idem_catalog()->claims == RelationGetRelid(claims))
+			break;
+		table_close(claims, AccessShareLock);
+	}
 	check_layout(claims);
 	return claims;
 }
