@@ -400,31 +400,8 @@ find_member(const MemberKind *kind, const char *name, Oid schema, Oid extension)
 	return found;
 }
 
-/* The labels of a type that are none of ours, as SQL literals */
-static List *
-find_renamed_labels(Oid type, const char *const *labels, int nlabels)
-{
-	CatCList   *present = SearchSysCacheList1(ENUMTYPOIDNAME,
-											  ObjectIdGetDatum(type));
-	List	   *renamed = NIL;
-
-	for (int i = 0; i < present->n_members; i++)
-	{
-		Form_pg_enum form =
-			(Form_pg_enum) GETSTRUCT(&present->members[i]->tuple);
-		bool		is_ours = false;
-
-		for (int j = 0; j < nlabels && !is_ours; j++)
-			is_ours = strcmp(NameStr(form->enumlabel), labels[j]) == 0;
-		if (!is_ours)
-			renamed = lappend(renamed,
-							  quote_literal_cstr(NameStr(form->enumlabel)));
-	}
-	ReleaseCatCacheList(present);
-	return renamed;
-}
-
-/* A label cannot be dropped, so it was renamed. */
+/* A label cannot be dropped, so it was renamed.  renamed: the ones that none of ours has,
+ * as SQL literals. */
 static void
 raise_label_missing(const char *type_name, const char *qualified_type,
 					const char *label, const List *renamed)
@@ -442,22 +419,47 @@ raise_label_missing(const char *type_name, const char *qualified_type,
 					 is_known ? "" : " with its present name")));
 }
 
+static int
+label_index(const char *label, const char *const *labels, int nlabels)
+{
+	int			i = 0;
+
+	while (i < nlabels && strcmp(label, labels[i]) != 0)
+		i++;
+	return i;
+}
+
 /* Returns the type. */
 static Oid
 find_enum(const char *name, Oid schema, Oid extension,
 		  const char *const *labels, int nlabels, Oid *oids)
 {
 	Oid			type = find_member(&enum_kind, name, schema, extension);
+	CatCList   *present = SearchSysCacheList1(ENUMTYPOIDNAME,
+											  ObjectIdGetDatum(type));
+	List	   *renamed = NIL;
 
 	for (int i = 0; i < nlabels; i++)
+		oids[i] = InvalidOid;
+	for (int i = 0; i < present->n_members; i++)
 	{
-		oids[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
-								  ObjectIdGetDatum(type),
-								  CStringGetDatum(labels[i]));
+		Form_pg_enum form =
+			(Form_pg_enum) GETSTRUCT(&present->members[i]->tuple);
+		int			label = label_index(NameStr(form->enumlabel), labels,
+										nlabels);
+
+		if (label < nlabels)
+			oids[label] = form->oid;
+		else
+			renamed = lappend(renamed,
+							  quote_literal_cstr(NameStr(form->enumlabel)));
+	}
+	ReleaseCatCacheList(present);
+
+	for (int i = 0; i < nlabels; i++)
 		if (!OidIsValid(oids[i]))
 			raise_label_missing(name, qualified(schema, name), labels[i],
-								find_renamed_labels(type, labels, nlabels));
-	}
+								renamed);
 	return type;
 }
 
