@@ -83,7 +83,7 @@ static const MemberKind enum_kind = {
 
 /* All members of these kinds, as in the install script */
 static const char *const member_names[] = {
-	"idem_claims", "idem_scopes", "idem_removed_scopes", "idem_token_seq", "idem_state", "idem_outcome"
+	"idem_claims", "idem_scopes", "idem_token_seq", "idem_state", "idem_outcome"
 };
 
 static const char *const state_labels[IDEM_STATE_COUNT] = {
