@@ -95,11 +95,17 @@ PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
 
 static bool
-fingerprints_differ(const bytea *a, const bytea *b)
+fingerprints_differ(const bytea *ours, const IdemStored *stored)
 {
-	return a != NULL && b != NULL &&
-		(VARSIZE_ANY_EXHDR(a) != VARSIZE_ANY_EXHDR(b) ||
-		 memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) != 0);
+	const bytea *theirs;
+
+	if (ours == NULL || stored == NULL)
+		return false;
+	/* In a wide row it can be compressed. */
+	theirs = PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored));
+	return VARSIZE_ANY_EXHDR(ours) != VARSIZE_ANY_EXHDR(theirs) ||
+		memcmp(VARDATA_ANY(ours), VARDATA_ANY(theirs),
+			   VARSIZE_ANY_EXHDR(ours)) != 0;
 }
 
 /* Whether a key without a row may have been executed and forgotten */
@@ -122,8 +128,8 @@ claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
 		.state = IDEM_STATE_COMPLETED,
 		.expires_at = idem_remembered_until(&call->policy, call->key_time),
 		.lease_until = IDEM_NO_TIME,
-		.fingerprint = call->fingerprint,
-		.progress = call->progress
+		.fingerprint = (const IdemStored *) call->fingerprint,
+		.progress = (const IdemStored *) call->progress
 	};
 
 	if (call->lease_us > 0)
@@ -149,8 +155,21 @@ static void
 answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
 {
 	answer->outcome = outcome;
-	answer->result = row->result;
-	answer->progress = row->progress;
+	answer->result = idem_stored_jsonb(row->result);
+	answer->progress = idem_stored_jsonb(row->progress);
+	answer->expires_at = row->expires_at;
+	answer->lease_until = row->lease_until;
+}
+
+/* predecessor: of a claim in place; NULL: none.  Its progress is the answer's. */
+static void
+answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
+			   const IdemRow *predecessor)
+{
+	answer->outcome = IDEM_CLAIMED;
+	if (predecessor != NULL)
+		answer->progress = idem_stored_jsonb(predecessor->progress);
+	answer->token = row->token;
 	answer->expires_at = row->expires_at;
 	answer->lease_until = row->lease_until;
 }
@@ -215,9 +234,7 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 	row = claimed_row(call, NULL);
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
-	answer_with(answer, IDEM_CLAIMED, &row);
-	answer->progress = NULL;
-	answer->token = row.token;
+	answer_claimed(answer, &row, NULL);
 	return STEP_ANSWER;
 }
 
@@ -233,9 +250,7 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 	row = claimed_row(call, predecessor);
 	if (!idem_store_update(&call->key, &found->tid, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
-	answer_with(answer, IDEM_CLAIMED, &row);
-	answer->progress = predecessor != NULL ? predecessor->progress : NULL;
-	answer->token = row.token;
+	answer_claimed(answer, &row, predecessor);
 	if (predecessor != NULL)
 		idem_stats_count_reclaim();
 	return STEP_ANSWER;
@@ -403,6 +418,17 @@ clear_answer(IdemClaimAnswer *answer)
 	answer->expires_at = answer->lease_until = IDEM_NO_TIME;
 }
 
+/* A waiter looks many times: it must not keep each answer in memory. */
+static void
+discard_answer(IdemClaimAnswer *answer)
+{
+	if (answer->result != NULL)
+		pfree(answer->result);
+	if (answer->progress != NULL)
+		pfree(answer->progress);
+	clear_answer(answer);
+}
+
 static void
 claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
@@ -410,10 +436,11 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	int64		wait_began_us = 0;
 	IdemDeadline delete_deadline;
 
+	clear_answer(answer);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		clear_answer(answer);
+		discard_answer(answer);
 		step = take_policy(call, answer);
 		if (step == STEP_LOOK)
 			step = call->lease_us > 0 ?
@@ -535,7 +562,7 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	{
 		set_item(call, &items[i]);
 		clear_answer(&answers[i]);
-		answer_with(&answers[i], IDEM_CLAIMED, &rows[i].row);
+		answer_claimed(&answers[i], &rows[i].row, NULL);
 		note_claimed(call, &answers[i]);
 	}
 	pfree(rows);

@@ -128,7 +128,7 @@ idem_extend(PG_FUNCTION_ARGS)
 		found.row.expires_at = Max(found.row.expires_at,
 								   idem_whole_second(found.row.lease_until));
 		if (progress != NULL)
-			found.row.progress = progress;
+			found.row.progress = (const IdemStored *) progress;
 		if (idem_store_update(&holder.key, &found.tid, &found.row))
 			break;
 		idem_wait_for_row_or_raise(&holder.key, &found, &deadline);

@@ -66,11 +66,11 @@ idem_status_latest(PG_FUNCTION_ARGS)
  * absent.
  */
 static bool
-fetch_as_claim_sees(const IdemKey *key, IdemRow *row)
+fetch_as_claim_sees(const IdemKey *key, int wanted, IdemRow *row)
 {
 	IdemPolicy	policy = idem_policy(key->scope);
 
-	return idem_store_fetch(key, GetActiveSnapshot(), row) &&
+	return idem_store_fetch(key, GetActiveSnapshot(), wanted, row) &&
 		!idem_row_counts_as_absent(&policy, row);
 }
 
@@ -82,7 +82,7 @@ idem_result(PG_FUNCTION_ARGS)
 	IdemRow		row;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
-	if (!fetch_as_claim_sees(&key, &row) || row.result == NULL)
+	if (!fetch_as_claim_sees(&key, IDEM_RESULT, &row) || row.result == NULL)
 		PG_RETURN_NULL();
 	PG_RETURN_POINTER(row.result);
 }
@@ -113,7 +113,7 @@ idem_status(PG_FUNCTION_ARGS)
 	IdemRow		row;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
-	if (!fetch_as_claim_sees(&key, &row))
+	if (!fetch_as_claim_sees(&key, 0, &row))
 		PG_RETURN_NULL();
 	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_row(&key, &row)]);
 }
@@ -137,7 +137,8 @@ idem_lookup(PG_FUNCTION_ARGS)
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
 	InitMaterializedSRF(fcinfo, 0);
-	if (!idem_store_fetch(&key, GetActiveSnapshot(), &row))
+	if (!idem_store_fetch(&key, GetActiveSnapshot(),
+						  IDEM_FINGERPRINT | IDEM_RESULT | IDEM_PROGRESS, &row))
 		return (Datum) 0;
 
 	values[0] = ObjectIdGetDatum(idem_catalog()->state[row.state]);

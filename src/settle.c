@@ -166,7 +166,7 @@ write_settled(const IdemKey *key, IdemFound *found,
 	IdemRow		row = found->row;
 
 	row.state = state;
-	row.result = result;
+	row.result = (const IdemStored *) result;
 	row.expires_at = Max(row.expires_at,
 						 idem_remembered_until(policy, IDEM_NO_KEY_TIME));
 
@@ -195,7 +195,8 @@ standing(const IdemRow *row, bool unsettled, IdemState state,
 	if (row->token != 0 && row->lease_until == IDEM_NO_TIME &&
 		row->state == IDEM_STATE_COMPLETED)
 		return HEALED;
-	return row->state == state && equal_results(row->result, result) ?
+	return row->state == state &&
+		equal_results(idem_stored_jsonb(row->result), result) ?
 		SETTLED_THIS_WAY : SETTLED_OTHERWISE;
 }
 

@@ -86,6 +86,7 @@
 #include "storage/procarray.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
+#include "utils/datum.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
@@ -585,12 +586,20 @@ set_scan_keys(ScanKey keys, const IdemKey *key)
 	keys[2].sk_argument = PointerGetDatum(key->scope);
 }
 
-static void *
-copy_varlena(TupleTableSlot *slot, AttrNumber column)
+static const IdemStored *
+copy_stored(TupleTableSlot *slot, AttrNumber column)
 {
 	if (slot->tts_isnull[column - 1])
 		return NULL;
-	return PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]);
+	return (IdemStored *) DatumGetPointer(datumCopy(slot->tts_values[column - 1],
+													false, -1));
+}
+
+Jsonb *
+idem_stored_jsonb(const IdemStored *stored)
+{
+	return stored == NULL ? NULL :
+		DatumGetJsonbPCopy(PointerGetDatum(stored));
 }
 
 static TimestampTz
@@ -611,9 +620,9 @@ read_row(TupleTableSlot *slot, IdemRow *row)
 	row->lease_until = time_or_none(slot, Anum_claims_lease_until);
 	row->token = slot->tts_isnull[Anum_claims_token - 1] ? 0 :
 		DatumGetInt64(slot->tts_values[Anum_claims_token - 1]);
-	row->fingerprint = copy_varlena(slot, Anum_claims_fingerprint);
-	row->result = copy_varlena(slot, Anum_claims_result);
-	row->progress = copy_varlena(slot, Anum_claims_progress);
+	row->fingerprint = copy_stored(slot, Anum_claims_fingerprint);
+	row->result = copy_stored(slot, Anum_claims_result);
+	row->progress = copy_stored(slot, Anum_claims_progress);
 }
 
 /* Of a row that another transaction updates or deletes: is it a delete? */
@@ -825,7 +834,7 @@ idem_store_is_absent(const IdemKey *key)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IdemRow		row;
-	bool		found = idem_store_fetch(key, snapshot, &row);
+	bool		found = idem_store_fetch(key, snapshot, 0, &row);
 
 	UnregisterSnapshot(snapshot);
 	return !found;
@@ -871,8 +880,16 @@ idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
 	return row->expires_at <= now;
 }
 
+static void
+complete_value(const IdemStored **value, bool wanted)
+{
+	if (wanted && *value != NULL)
+		*value = PG_DETOAST_DATUM(PointerGetDatum(*value));
+}
+
 bool
-idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
+idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
+				 IdemRow *row)
 {
 	Relation	claims = open_claims_to_read();
 	Relation	index = open_key_index(claims, false);
@@ -899,6 +916,12 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, IdemRow *row)
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
+	if (found)
+	{
+		complete_value(&row->fingerprint, (wanted & IDEM_FINGERPRINT) != 0);
+		complete_value(&row->result, (wanted & IDEM_RESULT) != 0);
+		complete_value(&row->progress, (wanted & IDEM_PROGRESS) != 0);
+	}
 	/* Not until the transaction ends: a claim that asks may be about to sleep. */
 	index_close(index, AccessShareLock);
 	table_close(claims, AccessShareLock);

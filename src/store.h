@@ -14,6 +14,16 @@
 #include "key.h"
 #include "policy.h"
 
+/*
+ * A value of a row: maybe compressed, maybe only a pointer to where TOAST keeps it.  A
+ * value that is written back as it was read keeps that pointer, and costs nothing.
+ * idem_stored_jsonb() makes a Jsonb of it, in the caller's context, while the lock of the
+ * table is held and the caller's snapshot is active.  NULL stays NULL.
+ */
+typedef struct varlena IdemStored;
+
+extern Jsonb *idem_stored_jsonb(const IdemStored *stored);
+
 /* A claim as it is stored, without its key.  NULL and IDEM_NO_TIME: none. */
 typedef struct IdemRow
 {
@@ -21,9 +31,9 @@ typedef struct IdemRow
 	TimestampTz expires_at;
 	TimestampTz lease_until;
 	int64		token;			/* 0: none */
-	bytea	   *fingerprint;
-	Jsonb	   *result;			/* of a failed request: the error */
-	Jsonb	   *progress;
+	const IdemStored *fingerprint;	/* a bytea */
+	const IdemStored *result;	/* a jsonb; of a failed request: the error */
+	const IdemStored *progress; /* a jsonb */
 } IdemRow;
 
 #define IDEM_NO_TIME DT_NOBEGIN
@@ -146,8 +156,17 @@ extern bool idem_store_lock_row(ItemPointer tid);
  * InvalidTransactionId: there is none now */
 extern TransactionId idem_store_row_locker(ItemPointer tid);
 
-/* The claim as the snapshot sees it; read-only, also on a standby. */
-extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot,
+/* The values of a row that a reader wants */
+#define IDEM_FINGERPRINT	(1 << 0)
+#define IDEM_RESULT			(1 << 1)
+#define IDEM_PROGRESS		(1 << 2)
+
+/*
+ * The claim as the snapshot sees it; read-only, also on a standby.  The values that are
+ * wanted come complete, not as pointers, since no lock of the table is left; the others
+ * are not to be used.
+ */
+extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 							 IdemRow *row);
 
 /*
