@@ -53,7 +53,8 @@
  *	  itself;
  *	- when a subtransaction aborts that may have created what is open;
  *	- before any utility command, which could be DDL of the table, and would be
- *	  refused while its own session has the table open;
+ *	  refused while its own session has the table open; and after each use within a
+ *	  command that fires event triggers, for one of them may be the user;
  *	- at the next use after an invalidation of the table or of an index of it.
  *
  * Each function below takes the store with use_store() and gives it back with
@@ -84,6 +85,7 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/procarray.h"
+#include "tcop/cmdtag.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
@@ -153,6 +155,8 @@ typedef struct Store
 	bool		has_user_index;
 	TupleTableSlot *slot;
 	TupleDesc	marker;			/* its columns */
+	Relation   *kept_open;		/* referenced by the transaction */
+	int			nkept_open;
 
 	/* For inserting, made as they are needed */
 	TupleTableSlot **new_rows;
@@ -162,7 +166,7 @@ typedef struct Store
 	/* For probing */
 	SnapshotData dirty;
 	ScanKeyData keys[KEY_COLUMNS];
-	IndexScanDesc scan;
+	IndexScanDesc scan;			/* with a reference of its own to the index */
 
 	/* For writing index entries; made by the first write */
 	EState	   *estate;
@@ -172,6 +176,9 @@ typedef struct Store
 
 static Store *the_store = NULL;
 static bool the_store_is_stale = false;
+
+/* Commands that fire event triggers, and in which this is called */
+static int	ddl_depth = 0;
 
 /* This transaction's: what it has locked, and whether it has written any row */
 static Oid	locked_claims = InvalidOid;
@@ -383,47 +390,91 @@ check_writable(const char *command)
 	PreventCommandDuringRecovery(command);
 }
 
+static void
+reference_for_transaction(Relation rel)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	RelationIncrementReferenceCount(rel);
+	CurrentResourceOwner = owner;
+}
+
 /*
- * Opens and checks on the account of the caller, whom an error cleans up after;
- * what passed is then referenced on the account of the transaction.
+ * Keeps the relation open, which the caller has opened, until release_store().  Nothing
+ * can fail between the reference and the note of it.
  */
-static Store *
+static void
+keep_open(Store *store, Relation rel)
+{
+	reference_for_transaction(rel);
+	store->kept_open[store->nkept_open++] = rel;
+}
+
+/* For so many relations more */
+static void
+make_room_to_keep(Store *store, int nrelations)
+{
+	Size		bytes = (store->nkept_open + nrelations) * sizeof(Relation);
+
+	store->kept_open = store->kept_open == NULL ?
+		MemoryContextAlloc(store->context, bytes) :
+		repalloc(store->kept_open, bytes);
+}
+
+static void
+make_slots(Store *store)
+{
+	/* A copy of the descriptor has no reference count to give back. */
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
+
+	store->slot = MakeSingleTupleTableSlot(desc,
+										   table_slot_callbacks(store->claims));
+	store->marker = CreateTemplateTupleDesc(Natts_marker);
+	for (AttrNumber i = 1; i <= Natts_marker; i++)
+		TupleDescCopyEntry(store->marker, i, desc, i);
+}
+
+/*
+ * Opens, checks and allocates on the account of the caller's subtransaction, so that an
+ * error leaves nothing behind.  Then the_store is set, in use, and the transaction
+ * references what is open: from there on an error in a subtransaction releases it.
+ */
+static void
 open_store(void)
 {
-	MemoryContext context = AllocSetContextCreate(TopTransactionContext,
+	MemoryContext context = AllocSetContextCreate(CurTransactionContext,
 												  "idem store",
 												  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(context);
-	ResourceOwner owner = CurrentResourceOwner;
 	Store	   *store = palloc0(sizeof(Store));
-	TupleDesc	desc;
+	IndexScanDesc scan;
 
 	store->context = context;
-	store->opened_in = GetCurrentSubTransactionId();
+	store->in_use = true;
+	store->used_in = store->opened_in = GetCurrentSubTransactionId();
 	store->claims = open_claims_to_write();
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
 	store->has_user_index = has_user_index(store);
 	InitDirtySnapshot(store->dirty);
 	init_scan_keys(store->keys);
-	/* A copy of the descriptor has no reference count to give back. */
-	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
-	store->slot = MakeSingleTupleTableSlot(desc,
-										   table_slot_callbacks(store->claims));
-	store->marker = CreateTemplateTupleDesc(Natts_marker);
-	for (AttrNumber i = 1; i <= Natts_marker; i++)
-		TupleDescCopyEntry(store->marker, i, desc, i);
+	make_slots(store);
+	make_room_to_keep(store, 2);
+	scan = idem_index_beginscan(store->claims, store->key_index,
+								&store->dirty, KEY_COLUMNS);
 
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	RelationIncrementReferenceCount(store->claims);
-	RelationIncrementReferenceCount(store->key_index);
-	store->scan = idem_index_beginscan(store->claims, store->key_index,
-									   &store->dirty, KEY_COLUMNS);
-	CurrentResourceOwner = owner;
+	MemoryContextSetParent(context, TopTransactionContext);
+	the_store = store;
+	keep_open(store, store->claims);
+	keep_open(store, store->key_index);
+	reference_for_transaction(store->key_index);
+	store->scan = scan;
+	/* The caller's references: of the scan, of the index, of the table */
+	RelationClose(store->key_index);
 	index_close(store->key_index, NoLock);
 	table_close(store->claims, NoLock);
 	MemoryContextSwitchTo(caller);
-	return store;
 }
 
 static void
@@ -434,19 +485,13 @@ release_store(void)
 
 	the_store = NULL;
 	CurrentResourceOwner = TopTransactionResourceOwner;
-	if (store->target != NULL)
-	{
-		/* Pins that an index kept are gone, like those of the scan. */
-		for (int i = 0; store->in_use && i < store->target->ri_NumIndices; i++)
-			store->target->ri_IndexRelationInfo[i]->ii_AmCache = NULL;
-		ExecCloseIndices(store->target);
-	}
-	if (store->in_use)
-		RelationDecrementReferenceCount(store->scan->indexRelation);
-	else
+	/* In use, the scan's pins are gone with the subtransaction. */
+	if (store->scan != NULL && store->in_use)
+		RelationClose(store->key_index);
+	else if (store->scan != NULL)
 		index_endscan(store->scan);
-	index_close(store->key_index, NoLock);
-	table_close(store->claims, NoLock);
+	while (store->nkept_open > 0)
+		RelationClose(store->kept_open[--store->nkept_open]);
 	if (store->estate != NULL)
 		FreeExecutorState(store->estate);
 	MemoryContextDelete(store->context);
@@ -467,7 +512,7 @@ use_store(void)
 	{
 		/* Before reading the catalogs: an invalidation from now on counts. */
 		the_store_is_stale = false;
-		the_store = open_store();
+		open_store();
 	}
 	the_store->in_use = true;
 	the_store->used_in = GetCurrentSubTransactionId();
@@ -479,6 +524,9 @@ done_with_store(Store *store)
 {
 	Assert(store == the_store && store->in_use);
 	store->in_use = false;
+	/* An event trigger runs before the command that it was fired by. */
+	if (ddl_depth > 0)
+		release_store();
 }
 
 void
@@ -545,11 +593,27 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 }
 
 static void
+run_utility(PlannedStmt *statement, const char *query,
+			bool read_only_tree, ProcessUtilityContext context,
+			ParamListInfo params, QueryEnvironment *environment,
+			DestReceiver *dest, QueryCompletion *completion)
+{
+	if (next_process_utility != NULL)
+		next_process_utility(statement, query, read_only_tree, context, params,
+							 environment, dest, completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context,
+								params, environment, dest, completion);
+}
+
+static void
 release_before_utility(PlannedStmt *statement, const char *query,
 					   bool read_only_tree, ProcessUtilityContext context,
 					   ParamListInfo params, QueryEnvironment *environment,
 					   DestReceiver *dest, QueryCompletion *completion)
 {
+	CommandTag	tag = CreateCommandTag(statement->utilityStmt);
+
 	/*
 	 * Not if it is in use: the command comes from inside of that use, from a
 	 * function in a user's index, say.  And not for SAVEPOINT and its like, which
@@ -558,12 +622,24 @@ release_before_utility(PlannedStmt *statement, const char *query,
 	if (the_store != NULL && !the_store->in_use &&
 		!IsA(statement->utilityStmt, TransactionStmt))
 		release_store();
-	if (next_process_utility != NULL)
-		next_process_utility(statement, query, read_only_tree, context, params,
-							 environment, dest, completion);
-	else
-		standard_ProcessUtility(statement, query, read_only_tree, context,
-								params, environment, dest, completion);
+	if (!command_tag_event_trigger_ok(tag))
+	{
+		run_utility(statement, query, read_only_tree, context, params,
+					environment, dest, completion);
+		return;
+	}
+
+	ddl_depth++;
+	PG_TRY();
+	{
+		run_utility(statement, query, read_only_tree, context, params,
+					environment, dest, completion);
+	}
+	PG_FINALLY();
+	{
+		ddl_depth--;
+	}
+	PG_END_TRY();
 }
 
 void
@@ -947,7 +1023,6 @@ lock_indexes(Store *store)
 static void
 open_indexes(Store *store)
 {
-	ResourceOwner owner = CurrentResourceOwner;
 	MemoryContext caller;
 	ResultRelInfo *target;
 
@@ -963,9 +1038,14 @@ open_indexes(Store *store)
 	target = makeNode(ResultRelInfo);
 	/* Range table index 0: there is no range table, and no rights to check. */
 	InitResultRelInfo(target, store->claims, 0, NULL, 0);
-	CurrentResourceOwner = TopTransactionResourceOwner;
+	/* As in open_store(): an expression of a user's index can raise an error. */
 	ExecOpenIndices(target, false);
-	CurrentResourceOwner = owner;
+	make_room_to_keep(store, target->ri_NumIndices);
+	for (int i = 0; i < target->ri_NumIndices; i++)
+	{
+		keep_open(store, target->ri_IndexRelationDescs[i]);
+		index_close(target->ri_IndexRelationDescs[i], NoLock);
+	}
 	store->target = target;
 	MemoryContextSwitchTo(caller);
 }
@@ -1080,9 +1160,12 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 	Store	   *store = use_store();
 	TupleTableSlot *slot;
 	TransactionId xid = GetCurrentTransactionId();
+	uint64		new_before = new_in_a_row;
 	bool		conflict = false;
 	uint32		token;
 
+	/* An error ends the guessing: the next call looks first, and a replay needs no room. */
+	new_in_a_row = 0;
 	open_indexes(store);
 	make_new_rows(store, 1);
 	slot = store->new_rows[0];
@@ -1098,7 +1181,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 	store->latest = slot->tts_tid;
 	ExecClearTuple(slot);
 	done_with_store(store);
-	new_in_a_row = conflict ? 0 : new_in_a_row + 1;
+	new_in_a_row = conflict ? 0 : new_before + 1;
 	if (!conflict)
 		CommandCounterIncrement();
 	return !conflict;

@@ -1,0 +1,117 @@
+-- What a transaction keeps open from its first claim to its end: errors on the way to it,
+-- savepoints, and commands that change the table.
+
+\set SHOW_CONTEXT never
+
+SELECT idem_claim('u', 'before');
+
+-- ----- a table that is refused, again and again -----
+
+ALTER TABLE idem_claims ENABLE ROW LEVEL SECURITY;
+CREATE FUNCTION pg_temp.memory_kept(calls int) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. calls LOOP
+		BEGIN
+			PERFORM idem_claim('u', i::text);
+		EXCEPTION WHEN feature_not_supported THEN
+			NULL;
+		END;
+	END LOOP;
+	RETURN (SELECT count(*) FROM pg_backend_memory_contexts WHERE name = 'idem store');
+END $$;
+SELECT pg_temp.memory_kept(100);
+ALTER TABLE idem_claims DISABLE ROW LEVEL SECURITY;
+
+-- ----- an error while the indexes are opened -----
+
+-- The constant part of an index's expression is computed when it is opened; here it can
+-- raise an error. A reference that is left is reported at COMMIT.
+CREATE FUNCTION regress_idem_constant(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_setting('regress_idem.fail', true) = 'on' THEN
+		RAISE 'not now';
+	END IF;
+	RETURN n;
+END $$;
+CREATE INDEX regress_idem_constant ON idem_claims ((length(user_id) + regress_idem_constant(7)));
+\c -
+\set SHOW_CONTEXT never
+BEGIN;
+SAVEPOINT s;
+SET regress_idem.fail = 'on';
+SELECT idem_claim('u', 'opening');
+ROLLBACK TO s;
+SELECT idem_claim('u', 'opening');
+COMMIT;
+-- The store is open already, and its indexes are not.
+\c -
+\set SHOW_CONTEXT never
+BEGIN;
+SELECT idem_claim('u', 'opening');
+SAVEPOINT s;
+SET regress_idem.fail = 'on';
+SELECT idem_claim('u', 'opening 2');
+ROLLBACK TO s;
+SELECT idem_claim('u', 'opening 2');
+SAVEPOINT s;
+SELECT idem_claim('u', 'opening 3');
+ROLLBACK TO s;
+COMMIT;
+SELECT request_id FROM idem_claims WHERE request_id LIKE 'opening%' ORDER BY 1;
+DROP INDEX regress_idem_constant;
+DROP FUNCTION regress_idem_constant;
+
+-- ----- claims in event triggers -----
+
+CREATE FUNCTION regress_idem_on_ddl() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE '% %: %', tg_event, tg_tag, idem_claim('ddl', tg_event || ' ' || tg_tag);
+END $$;
+CREATE EVENT TRIGGER regress_idem_start ON ddl_command_start EXECUTE FUNCTION regress_idem_on_ddl();
+CREATE EVENT TRIGGER regress_idem_end ON ddl_command_end EXECUTE FUNCTION regress_idem_on_ddl();
+CREATE EVENT TRIGGER regress_idem_rewrite ON table_rewrite EXECUTE FUNCTION regress_idem_on_ddl();
+CREATE INDEX regress_idem_user ON idem_claims (user_id);
+ALTER TABLE idem_claims SET (fillfactor = 90);
+ALTER TABLE idem_claims RESET (fillfactor);
+BEGIN;
+SELECT idem_claim('u', 'and ddl');
+DROP INDEX regress_idem_user;
+SELECT idem_claim('u', 'and more');
+SAVEPOINT s;
+CREATE INDEX regress_idem_user ON idem_claims (user_id);
+SELECT idem_claim('u', 'within');
+ROLLBACK TO s;
+SELECT idem_claim('u', 'within');
+COMMIT;
+ALTER TABLE idem_claims ALTER progress TYPE jsonb USING COALESCE(progress, NULL);
+DROP EVENT TRIGGER regress_idem_start;
+DROP EVENT TRIGGER regress_idem_end;
+DROP EVENT TRIGGER regress_idem_rewrite;
+DROP FUNCTION regress_idem_on_ddl;
+SELECT user_id, request_id FROM idem_claims WHERE user_id = 'ddl' OR request_id ~ 'and|within' ORDER BY 1, 2;
+
+-- ----- an error ends the guessing -----
+
+-- After many new keys a claim is inserted without a look. One that raises an error, for
+-- want of room, say, must not keep the next from looking: here an index with the name of
+-- ours, which does not count as a user's, raises it.
+CREATE FUNCTION regress_idem_may_fail(t timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_setting('regress_idem.fail', true) = 'on' THEN
+		RAISE 'no room';
+	END IF;
+	RETURN t;
+END $$;
+DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (regress_idem_may_fail(expires_at));
+SELECT count(*) FILTER (WHERE idem_claim('u', 'new ' || i)) AS claimed FROM generate_series(1, 150) AS i;
+SET regress_idem.fail = 'on';
+SELECT idem_claim('u', 'before');
+SELECT idem_claim('u', 'before');
+RESET regress_idem.fail;
+SELECT count(*) FILTER (WHERE idem_claim('u', 'newer ' || i)) AS claimed FROM generate_series(1, 150) AS i;
+DROP INDEX idem_claims_expires_at_idx;
+DROP FUNCTION regress_idem_may_fail;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
+
+TRUNCATE idem_claims;
