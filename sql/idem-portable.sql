@@ -1077,6 +1077,11 @@ BEGIN
 			IF FOUND THEN
 				outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 					THEN 'stale' ELSE 'claimed' END;
+				IF outcome = 'stale' THEN
+					-- The row is rolled back; under SERIALIZABLE the answer is a read of the absence.
+					PERFORM FROM idem_claims AS c
+					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+				END IF;
 			ELSE
 				inserting := false;
 				SELECT c.xmin AS version, idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,

@@ -248,7 +248,7 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 	if (step != STEP_PROMISE)
 		return step;
 	row = claimed_row(call, predecessor);
-	if (!idem_store_update(&call->key, &found->tid, &row))
+	if (!idem_store_update(&call->key, found, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
 	answer_claimed(answer, &row, predecessor);
 	if (predecessor != NULL)
@@ -381,6 +381,9 @@ wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
 		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
+	if (found->speculative != 0)
+		return idem_wait_for_inserter(&call->key, found->xid,
+									  found->speculative, deadline);
 	if (look->probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
 	return idem_wait_for_transaction(&call->key, found->xid, deadline);
@@ -459,6 +462,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		if (!wait_for_holder(call, step, look, &delete_deadline))
 		{
 			answer->outcome = idem_outcome_of_passed(&call->deadline);
+			idem_store_note_read(&call->key);
 			break;
 		}
 	}

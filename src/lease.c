@@ -129,7 +129,7 @@ idem_extend(PG_FUNCTION_ARGS)
 								   idem_whole_second(found.row.lease_until));
 		if (progress != NULL)
 			found.row.progress = (const IdemStored *) progress;
-		if (idem_store_update(&holder.key, &found.tid, &found.row))
+		if (idem_store_update(&holder.key, &found, &found.row))
 			break;
 		idem_wait_for_row_or_raise(&holder.key, &found, &deadline);
 	}
@@ -158,7 +158,7 @@ idem_release(PG_FUNCTION_ARGS)
 		if (found.row.token != holder.token)
 			idem_raise_lost_lease(&holder.key);
 		require_unsettled(&holder, &found);
-		if (idem_store_delete(&found.tid))
+		if (idem_store_delete(&found))
 			break;
 		idem_wait_for_row_or_raise(&holder.key, &found, &deadline);
 	}

@@ -96,11 +96,17 @@ idem_wait_for_row_or_raise(const IdemKey *key,
 }
 
 static void
-wait_for_transaction_or_raise(const IdemKey *key, TransactionId xid,
-							  IdemDeadline *deadline)
+wait_for_writer_or_raise(const IdemKey *key, const IdemFound *found,
+						 IdemDeadline *deadline)
 {
-	if (!idem_wait_for_transaction(key, xid, deadline))
-		idem_raise_outcome(idem_outcome_of_passed(deadline), key);
+	bool		ended = found->speculative != 0 ?
+		idem_wait_for_inserter(key, found->xid, found->speculative, deadline) :
+		idem_wait_for_transaction(key, found->xid, deadline);
+
+	if (ended)
+		return;
+	idem_store_note_read(key);
+	idem_raise_outcome(idem_outcome_of_passed(deadline), key);
 }
 
 bool
@@ -121,7 +127,7 @@ idem_find_settled_down(const IdemKey *key, IdemFound *found,
 			case IDEM_PROBE_INSERTING:
 			case IDEM_PROBE_UPDATING:
 			case IDEM_PROBE_DELETING:
-				wait_for_transaction_or_raise(key, found->xid, deadline);
+				wait_for_writer_or_raise(key, found, deadline);
 				break;
 		}
 	}
@@ -174,7 +180,7 @@ write_settled(const IdemKey *key, IdemFound *found,
 	if (row.state == found->row.state && row.result == NULL &&
 		found->row.result == NULL && row.expires_at == found->row.expires_at)
 		return true;
-	return idem_store_update(key, &found->tid, &row);
+	return idem_store_update(key, found, &row);
 }
 
 typedef enum Standing
@@ -354,7 +360,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
 	idem_store_open("idem_forget()");
 	while ((dropped = idem_find_settled_down(&key, &found, &deadline)) &&
-		   !idem_store_delete(&found.tid))
+		   !idem_store_delete(&found))
 		idem_wait_for_row_or_raise(&key, &found, &deadline);
 	if (dropped)
 	{

@@ -36,8 +36,9 @@
  * the speculative lock between 2 and 6, or the id of the subtransaction that writes
  * many rows.  While it has one of these two, nothing waits for another transaction (but
  * for an index that a user made unique).  No row lock is taken that an insert, update
- * or delete does not take itself.  Updates and deletes never wait: on TM_BeingModified
- * and the like the caller probes again.
+ * or delete does not take itself.  Updates and deletes never wait: a row of another
+ * transaction is locked with LockWaitSkip before it is updated, and a delete does not
+ * wait; if the row is taken, the caller probes again.
  *
  * What the executor would have done is done by check_writable(), which refuses a
  * transaction that may not write, and by open_store(), which refuses a table that was
@@ -741,6 +742,7 @@ static IdemProbe
 classify(Store *store, IdemFound *found, bool *visible)
 {
 	*visible = true;
+	found->speculative = store->dirty.speculativeToken;
 	if (TransactionIdIsValid(store->dirty.xmin))
 	{
 		found->xid = store->dirty.xmin;
@@ -780,21 +782,15 @@ next_row(Store *store, const IdemKey *key)
 	return any;
 }
 
-/*
- * One look.  speculative: the token of an inserter that has not made sure of its
- * key yet, and may be about to lose it; 0: none.  visible: false if the row is newer
- * than the transaction's snapshot.
- */
+/* visible: false if the row is newer than the transaction's snapshot. */
 static IdemProbe
-probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
-		   bool *visible)
+probe(const IdemKey *key, IdemFound *found, bool *visible)
 {
 	Store	   *store = use_store();
-	IdemProbe	probe = IDEM_PROBE_ABSENT;
+	IdemProbe	result = IDEM_PROBE_ABSENT;
 	bool		any;
 
 	*visible = true;
-	*speculative = 0;
 
 	/*
 	 * Beside the row that is present there can be those of inserters that have lost
@@ -802,54 +798,57 @@ probe_once(const IdemKey *key, IdemFound *found, uint32 *speculative,
 	 * claimed the key again, which decides.
 	 */
 	for (any = next_row(store, key); any;
-		 any = probe != IDEM_PROBE_PRESENT && next_row(store, NULL))
+		 any = result != IDEM_PROBE_PRESENT && next_row(store, NULL))
 	{
 		IdemFound	row;
 		bool		row_visible;
 		IdemProbe	row_probe = classify(store, &row, &row_visible);
 
-		if (probe == IDEM_PROBE_ABSENT || probe == IDEM_PROBE_DELETING ||
+		if (result == IDEM_PROBE_ABSENT || result == IDEM_PROBE_DELETING ||
 			row_probe == IDEM_PROBE_PRESENT)
 		{
-			probe = row_probe;
+			result = row_probe;
 			*found = row;
 			*visible = row_visible;
-			*speculative = store->dirty.speculativeToken;
 		}
 	}
-	if (probe != IDEM_PROBE_ABSENT)
+	if (result != IDEM_PROBE_ABSENT)
 	{
 		/* Gives back the scan's pins, as the next line does the slot's. */
 		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
 	}
 	ExecClearTuple(store->slot);
 	done_with_store(store);
-	return probe;
+	return result;
+}
+
+/* As SQL would read it, which takes part in serializable conflict checking */
+static void
+note_read_of_row(const IdemFound *found)
+{
+	Store	   *store = use_store();
+	ItemPointerData tid = found->tid;
+
+	(void) table_tuple_fetch_row_version(store->claims, &tid,
+										 GetTransactionSnapshot(), store->slot);
+	ExecClearTuple(store->slot);
+	done_with_store(store);
 }
 
 IdemProbe
 idem_store_probe(const IdemKey *key, IdemFound *found)
 {
-	uint32		speculative;
 	bool		visible;
-	IdemProbe	probe;
+	IdemProbe	result = probe(key, found, &visible);
 
-	/*
-	 * Wait for the inserter to make sure, which is a matter of one index entry.
-	 * Its transaction is the wrong thing to wait for: if it loses the key, it
-	 * goes on without it.
-	 */
-	while ((probe = probe_once(key, found, &speculative, &visible)) ==
-		   IDEM_PROBE_INSERTING && speculative != 0)
-	{
-		CHECK_FOR_INTERRUPTS();
-		SpeculativeInsertionWait(found->xid, speculative);
-	}
 	if (!visible)
 		raise_not_serializable();
-	if (probe != IDEM_PROBE_ABSENT)
+	if (result != IDEM_PROBE_ABSENT)
 		new_in_a_row = 0;
-	return probe;
+	/* A dirty snapshot takes no predicate locks. */
+	if (result == IDEM_PROBE_PRESENT && !found->ours && IsolationIsSerializable())
+		note_read_of_row(found);
+	return result;
 }
 
 static bool
@@ -895,14 +894,12 @@ find_latest(const IdemKey *key, IdemFound *found)
 bool
 idem_store_find_ours(const IdemKey *key, IdemFound *found)
 {
-	uint32		speculative;
 	bool		visible;
 
 	/* Mostly it is the row that has just been written. */
 	if (find_latest(key, found))
 		return true;
-	return probe_once(key, found, &speculative, &visible) ==
-		IDEM_PROBE_PRESENT && found->ours;
+	return probe(key, found, &visible) == IDEM_PROBE_PRESENT && found->ours;
 }
 
 bool
@@ -913,7 +910,18 @@ idem_store_is_absent(const IdemKey *key)
 	bool		found = idem_store_fetch(key, snapshot, 0, &row);
 
 	UnregisterSnapshot(snapshot);
+	if (!found)
+		idem_store_note_read(key);
 	return !found;
+}
+
+void
+idem_store_note_read(const IdemKey *key)
+{
+	IdemRow		row;
+
+	if (IsolationIsSerializable())
+		(void) idem_store_fetch(key, GetTransactionSnapshot(), 0, &row);
 }
 
 /*
@@ -1247,7 +1255,7 @@ idem_store_insert_many(const IdemNewRow *rows, int nrows)
 }
 
 /*
- * What an update or delete that does not wait can end in.  False: another
+ * What a write, or a lock without waiting before it, can end in.  False: another
  * transaction has the row or had it since the probe.
  */
 static bool
@@ -1269,17 +1277,23 @@ row_was_free(TM_Result result)
 	}
 }
 
+/*
+ * The heap has no update that does not wait: meeting a lock, also of this transaction, is
+ * a failed assertion in heap_update().  So the caller makes sure that there is nothing to
+ * wait for.
+ */
 static TM_Result
-update_row(Store *store, const IdemKey *key, ItemPointer tid,
-		   const IdemRow *row, bool wait, IdemUpdateIndexes *update_indexes)
+update_row(Store *store, const IdemKey *key, const ItemPointerData *tid,
+		   const IdemRow *row, IdemUpdateIndexes *update_indexes)
 {
+	ItemPointerData old = *tid;
 	TM_FailureData failure;
 	LockTupleMode lockmode;
 
 	fill_slot(store->slot, key, row);
-	return table_tuple_update(store->claims, tid, store->slot,
+	return table_tuple_update(store->claims, &old, store->slot,
 							  GetCurrentCommandId(true), GetActiveSnapshot(),
-							  InvalidSnapshot, wait, &failure, &lockmode,
+							  InvalidSnapshot, true, &failure, &lockmode,
 							  update_indexes);
 }
 
@@ -1308,30 +1322,39 @@ lock_row(Store *store, ItemPointer tid, LockTupleMode mode,
 }
 
 /*
- * A write that does not wait is refused by any lock of the row, also by one of
- * this transaction (SELECT FOR UPDATE, idem_fence()).  Whoever can lock the row
- * without waiting can then write it with waiting, which has nothing to wait for.
+ * A delete that does not wait is refused by any lock of the row, also by one of this
+ * transaction (SELECT FOR UPDATE, idem_fence()).  After locking the row without waiting,
+ * a delete that waits has nothing to wait for.
  */
-static bool
-can_write_after_all(Store *store, ItemPointer tid, TM_Result result)
+static TM_Result
+delete_or_skip_row(Store *store, const ItemPointerData *tid)
 {
-	return result == TM_BeingModified &&
-		lock_row(store, tid, LockTupleExclusive, LockWaitSkip) == TM_Ok;
+	/* Locking the row clears the slot, in which the caller's can be. */
+	ItemPointerData old = *tid;
+	TM_Result	result = delete_row(store, &old, false);
+
+	if (result == TM_BeingModified &&
+		lock_row(store, &old, LockTupleExclusive, LockWaitSkip) == TM_Ok)
+		result = delete_row(store, &old, true);
+	return result;
 }
 
 bool
-idem_store_update(const IdemKey *key, ItemPointer tid, const IdemRow *row)
+idem_store_update(const IdemKey *key, const IdemFound *found, const IdemRow *row)
 {
 	Store	   *store = use_store();
+	ItemPointerData tid = found->tid;
 	IdemUpdateIndexes update_indexes;
-	TM_Result	result;
+	TM_Result	result = TM_Ok;
 	bool		updated;
 
 	CheckCmdReplicaIdentity(store->claims, CMD_UPDATE);
 	open_indexes(store);
-	result = update_row(store, key, tid, row, false, &update_indexes);
-	if (can_write_after_all(store, tid, result))
-		result = update_row(store, key, tid, row, true, &update_indexes);
+	/* No other transaction can lock a row before its writer has committed. */
+	if (!found->ours)
+		result = lock_row(store, &tid, LockTupleExclusive, LockWaitSkip);
+	if (result == TM_Ok)
+		result = update_row(store, key, &found->tid, row, &update_indexes);
 	updated = row_was_free(result);
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
 		insert_index_entries(store, store->slot, NULL,
@@ -1344,18 +1367,14 @@ idem_store_update(const IdemKey *key, ItemPointer tid, const IdemRow *row)
 }
 
 bool
-idem_store_delete(ItemPointer tid)
+idem_store_delete(const IdemFound *found)
 {
 	Store	   *store = use_store();
-	TM_Result	result;
 	bool		deleted;
 
 	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
 	has_written = true;
-	result = delete_row(store, tid, false);
-	if (can_write_after_all(store, tid, result))
-		result = delete_row(store, tid, true);
-	deleted = row_was_free(result);
+	deleted = row_was_free(delete_or_skip_row(store, &found->tid));
 	done_with_store(store);
 	if (deleted)
 		CommandCounterIncrement();
@@ -1567,13 +1586,8 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 bool
 idem_store_expiry_scan_delete(IdemExpiryScan *scan)
 {
-	/* Looking for a lock of our own clears the slot. */
-	ItemPointerData tid = scan->store->slot->tts_tid;
-	TM_Result	result = delete_row(scan->store, &tid, false);
-
-	if (can_write_after_all(scan->store, &tid, result))
-		result = delete_row(scan->store, &tid, true);
-	return row_was_free(result);
+	return row_was_free(delete_or_skip_row(scan->store,
+										   &scan->store->slot->tts_tid));
 }
 
 void

@@ -62,6 +62,8 @@ typedef struct IdemFound
 
 	/* in flight */
 	TransactionId xid;			/* who inserts, updates or deletes */
+	uint32		speculative;	/* of an inserter that may yet lose the key: the token
+								 * to wait for; else 0 */
 } IdemFound;
 
 /* Once a backend */
@@ -83,7 +85,7 @@ extern void idem_store_step_back(void);
 /*
  * What the table says of the key right now, whatever this transaction's
  * snapshot says.  Raises 40001 where a snapshot of the whole transaction cannot
- * see the row that decides.  Takes no lock.  ABSENT is a strong hint, not the
+ * see the row that decides.  Takes no lock, and never waits.  ABSENT is a strong hint, not the
  * truth: a row that is being updated can be missed.  An insert would find it;
  * before anything else is made of it, ask idem_store_is_absent().
  */
@@ -91,6 +93,15 @@ extern IdemProbe idem_store_probe(const IdemKey *key,
 								  IdemFound *found);
 
 extern bool idem_store_is_absent(const IdemKey *key);
+
+/*
+ * In a SERIALIZABLE transaction an answer must take part in conflict checking like a read
+ * of the row.  An insert does, and so do PRESENT of idem_store_probe() and
+ * idem_store_is_absent(), which read the row by the transaction's snapshot as well; for any
+ * other answer that rests on what the table says, call this.  At other levels it does
+ * nothing.
+ */
+extern void idem_store_note_read(const IdemKey *key);
 
 /*
  * Whether the next key is new as well, to go by what this session has claimed up to now.
@@ -118,8 +129,8 @@ extern bool idem_store_is_empty_between(const IdemKey *first,
 extern bool idem_store_insert(const IdemKey *key,
 							  const IdemRow *row);
 extern bool idem_store_update(const IdemKey *key,
-							  ItemPointer tid, const IdemRow *row);
-extern bool idem_store_delete(ItemPointer tid);
+							  const IdemFound *found, const IdemRow *row);
+extern bool idem_store_delete(const IdemFound *found);
 
 /*
  * Inserts rows of keys that idem_store_probe() found absent, which are different

@@ -156,10 +156,12 @@ remaining_ms(const IdemDeadline *deadline)
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/* What is waited for: the end of a transaction, or the lock of the policies */
+/* What is waited for: the end of a transaction or of its speculative insertion, or the
+ * lock of the policies */
 typedef struct Awaited
 {
 	TransactionId xid;			/* InvalidTransactionId: the policies */
+	uint32		token;			/* of the speculative insertion; 0: the transaction */
 	SubTransactionId subtransaction;	/* that waits */
 	const IdemKey *key;			/* whose holder it is */
 } Awaited;
@@ -175,7 +177,10 @@ wait_for_lock(const Awaited *awaited)
 		(void) idem_policy_lock(true, awaited->subtransaction);
 		return;
 	}
-	SET_LOCKTAG_TRANSACTION(tag, awaited->xid);
+	if (awaited->token != 0)
+		SET_LOCKTAG_SPECULATIVE_INSERTION(tag, awaited->xid, awaited->token);
+	else
+		SET_LOCKTAG_TRANSACTION(tag, awaited->xid);
 	(void) LockAcquire(&tag, ShareLock, false, false);
 	LockRelease(&tag, ShareLock, false);
 }
@@ -325,6 +330,22 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 			pg_usleep(1000L);
 		}
 	}
+}
+
+bool
+idem_wait_for_inserter(const IdemKey *key, TransactionId xid, uint32 token,
+					   const IdemDeadline *deadline)
+{
+	Awaited		awaited = {.xid = xid,.token = token,.key = key};
+	LOCKTAG		tag;
+
+	if (deadline->wait_us != 0)
+		return wait_for_lock_until(&awaited, deadline);
+	SET_LOCKTAG_SPECULATIVE_INSERTION(tag, xid, token);
+	if (LockAcquire(&tag, ShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	LockRelease(&tag, ShareLock, false);
+	return true;
 }
 
 /* For a lock without a change, which a dirty snapshot does not show (SELECT FOR

@@ -42,6 +42,12 @@ extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 extern bool idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
 								   IdemDeadline *deadline);
 
+/* Waits in the same way for an inserter with a speculative token to make sure of its key,
+ * a matter of one index entry, or to lose it.  Its transaction is the wrong thing to wait
+ * for: if it loses the key, it goes on without it. */
+extern bool idem_wait_for_inserter(const IdemKey *key, TransactionId xid,
+								   uint32 token, const IdemDeadline *deadline);
+
 /* idem_policy_lock(), waiting in the same way */
 extern bool idem_wait_for_policy(const IdemDeadline *deadline);
 
