@@ -392,7 +392,7 @@ wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 static void
 note_claimed(IdemClaimCall *call, const IdemClaimAnswer *answer)
 {
-	idem_held_note_claimed(&call->key, answer->token);
+	idem_held_note_claimed(&call->key);
 	idem_stats_count_claim(answer->expires_at);
 	/* The token must not be drawn again after a crash. */
 	if (call->lease_us > 0)

@@ -34,10 +34,10 @@ typedef struct IdemHeld
 	dlist_node	claim_node;		/* in held_keys, in the order of claiming */
 	dlist_node	settle_node;	/* in settled_keys, in the order of settling */
 	IdemKey		key;			/* the texts follow in the same allocation */
-	int64		token;			/* 0: no lease */
 	SubTransactionId claimed_in;
 	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
-	struct IdemHeld *shadowed;	/* settled entry of the same key, claimed anew */
+	struct IdemHeld *shadowed;	/* earlier entry of the same key, claimed anew */
+	bool		is_superseded;	/* not settled, and shadowed */
 } IdemHeld;
 
 /* The latest answer at one level of savepoints */
@@ -107,6 +107,17 @@ end_transaction(XactEvent event, void *arg)
 	}
 }
 
+static bool
+is_unsettled(const IdemHeld *held)
+{
+	return held->settled_in == InvalidSubTransactionId && !held->is_superseded;
+}
+
+/*
+ * The key of an earlier entry was claimed anew: it had failed or was forgotten; or, not
+ * settled, its row was deleted by hand, and the entry counts again only if the new claim
+ * is rolled back.
+ */
 static void
 index_held(IdemHeld *held)
 {
@@ -115,11 +126,34 @@ index_held(IdemHeld *held)
 
 	if (found)
 	{
-		/* Settled by this transaction, and claimed anew: failed, or forgotten;
-		 * or its row was deleted by hand */
 		held->shadowed = slot->held;
+		if (is_unsettled(slot->held))
+		{
+			slot->held->is_superseded = true;
+			unsettled_count--;
+		}
 	}
 	slot->held = held;
+}
+
+static void
+index_all_held(void)
+{
+	dlist_iter	iter;
+
+	if (held_by_key != NULL)
+		return;
+	held_by_key = held_hash_create(held_context, 64, NULL);
+	dlist_foreach(iter, &held_keys)
+		index_held(dlist_container(IdemHeld, claim_node, iter.cur));
+}
+
+/* Claims do not look for an earlier entry of their key, which costs: this does. */
+static void
+supersede(void)
+{
+	if (held_context != NULL && unsettled_count > 1)
+		index_all_held();
 }
 
 /*
@@ -139,14 +173,7 @@ find_held(const IdemKey *key)
 	if (idem_key_equal(&latest->key, key))
 		return latest;
 
-	if (held_by_key == NULL)
-	{
-		dlist_iter	iter;
-
-		held_by_key = held_hash_create(held_context, 64, NULL);
-		dlist_foreach(iter, &held_keys)
-			index_held(dlist_container(IdemHeld, claim_node, iter.cur));
-	}
+	index_all_held();
 	slot = held_hash_lookup(held_by_key, &probe);
 	return slot != NULL ? slot->held : NULL;
 }
@@ -157,13 +184,22 @@ remove_held(IdemHeld *held)
 	for (AnswerLevel *level = answers; level != NULL; level = level->below)
 		if (level->held == held)
 			level->held = NULL;
-	if (held->settled_in == InvalidSubTransactionId)
+	/* The entry that superseded it is younger, and removed first. */
+	Assert(!held->is_superseded);
+	if (is_unsettled(held))
 		unsettled_count--;
 	else
 		dlist_delete(&held->settle_node);
 	dlist_delete(&held->claim_node);
 	if (held->shadowed != NULL)
+	{
 		held_hash_lookup(held_by_key, held)->held = held->shadowed;
+		if (held->shadowed->is_superseded)
+		{
+			held->shadowed->is_superseded = false;
+			unsettled_count++;
+		}
+	}
 	else if (held_by_key != NULL)
 		held_hash_delete(held_by_key, held);
 	pfree(held);
@@ -256,7 +292,7 @@ append_text(char **end, const text *source)
 }
 
 static IdemHeld *
-make_held(const IdemKey *key, int64 token)
+make_held(const IdemKey *key)
 {
 	Size		bytes = MAXALIGN(sizeof(IdemHeld)) +
 		INTALIGN(VARSIZE_ANY(key->scope)) +
@@ -268,10 +304,10 @@ make_held(const IdemKey *key, int64 token)
 	held->key.scope = append_text(&end, key->scope);
 	held->key.user_id = append_text(&end, key->user_id);
 	held->key.request_id = append_text(&end, key->request_id);
-	held->token = token;
 	held->claimed_in = GetCurrentSubTransactionId();
 	held->settled_in = InvalidSubTransactionId;
 	held->shadowed = NULL;
+	held->is_superseded = false;
 	return held;
 }
 
@@ -307,13 +343,13 @@ current_level(void)
 }
 
 void
-idem_held_note_claimed(const IdemKey *key, int64 token)
+idem_held_note_claimed(const IdemKey *key)
 {
 	AnswerLevel *level;
 	IdemHeld   *held;
 
 	start_transaction();
-	held = make_held(key, token);
+	held = make_held(key);
 	if (held_by_key != NULL)
 		index_held(held);
 	dlist_push_tail(&held_keys, &held->claim_node);
@@ -338,48 +374,54 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 	set_result(level, result);
 }
 
+/* The answer that the short idem_result() gives, if it was of this key */
+static void
+note_settled_answer(IdemHeld *held, const Jsonb *result)
+{
+	IdemOutcome outcome;
+	AnswerLevel *level;
+
+	if (answers == NULL || answers->held != held)
+		return;
+	outcome = answers->latest.outcome;
+	level = current_level();
+	level->held = held;
+	level->latest.outcome = outcome;
+	set_result(level, result);
+}
+
 /*
  * An entry that is settled where it was claimed is done with: either both are
  * undone, or neither.  Only one that was claimed outside of this savepoint has to
- * stay, to be unsettled again.
+ * stay, to be unsettled again.  Below an entry that goes, one that it superseded is
+ * settled with it.
  */
 void
 idem_held_note_settled(const IdemKey *key, const Jsonb *result)
 {
-	IdemHeld   *held = find_held(key);
+	IdemHeld   *held;
 
-	if (held == NULL || held->settled_in != InvalidSubTransactionId)
-		return;
-
-	if (answers != NULL && answers->held == held)
+	supersede();
+	while ((held = find_held(key)) != NULL && is_unsettled(held))
 	{
-		IdemOutcome outcome = answers->latest.outcome;
-		AnswerLevel *level = current_level();
-
-		level->held = held;
-		level->latest.outcome = outcome;
-		set_result(level, result);
+		note_settled_answer(held, result);
+		if (held->claimed_in == GetCurrentSubTransactionId())
+			remove_held(held);
+		else
+		{
+			held->settled_in = GetCurrentSubTransactionId();
+			dlist_push_tail(&settled_keys, &held->settle_node);
+			unsettled_count--;
+		}
 	}
-
-	if (held->claimed_in == GetCurrentSubTransactionId())
-	{
-		remove_held(held);
-		return;
-	}
-	held->settled_in = GetCurrentSubTransactionId();
-	dlist_push_tail(&settled_keys, &held->settle_node);
-	unsettled_count--;
 }
 
 bool
-idem_held_is_unsettled(const IdemKey *key, int64 *token)
+idem_held_is_unsettled(const IdemKey *key)
 {
 	IdemHeld   *held = find_held(key);
 
-	if (held == NULL || held->settled_in != InvalidSubTransactionId)
-		return false;
-	*token = held->token;
-	return true;
+	return held != NULL && is_unsettled(held);
 }
 
 static char *
@@ -394,7 +436,7 @@ name_unsettled(void)
 	{
 		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
 
-		if (held->settled_in != InvalidSubTransactionId)
+		if (!is_unsettled(held))
 			continue;
 		if (nnamed++ == NAMED_KEYS_MAX)
 		{
@@ -413,6 +455,7 @@ idem_held_only_unsettled(const char *command)
 {
 	dlist_iter	iter;
 
+	supersede();
 	if (held_context == NULL || unsettled_count == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -433,7 +476,7 @@ idem_held_only_unsettled(const char *command)
 	{
 		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
 
-		if (held->settled_in == InvalidSubTransactionId)
+		if (is_unsettled(held))
 			return &held->key;
 	}
 	pg_unreachable();

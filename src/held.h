@@ -19,19 +19,17 @@ typedef struct IdemLatest
 
 extern void idem_held_init(void);
 
-/* The answer of a claim call: the key is claimed and not settled (token 0: no
- * lease), or what else
+/* The answer of a claim call: the key is claimed and not settled, or what else
  * it was; ours: by this transaction, before.  Copies what it keeps. */
-extern void idem_held_note_claimed(const IdemKey *key, int64 token);
+extern void idem_held_note_claimed(const IdemKey *key);
 extern void idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 								  const Jsonb *result, bool ours);
 
 /* The key was settled with result; or its row was dropped, with NULL. */
 extern void idem_held_note_settled(const IdemKey *key, const Jsonb *result);
 
-/* Claimed the key and has not settled it; if that is a lease, token is its
- * token, else 0 */
-extern bool idem_held_is_unsettled(const IdemKey *key, int64 *token);
+/* Claimed the key and has not settled it */
+extern bool idem_held_is_unsettled(const IdemKey *key);
 
 /* The key of the only one that is not settled; raises 55000 if there is none,
  * or more than one. */

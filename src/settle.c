@@ -214,8 +214,7 @@ settle(const char *command, const IdemHolder *holder, IdemState state,
 	IdemPolicy	policy;
 	IdemDeadline deadline = idem_deadline_after(idem_wait);
 	IdemFound	found;
-	int64		token;
-	bool		unsettled = idem_held_is_unsettled(&holder->key, &token);
+	bool		unsettled = idem_held_is_unsettled(&holder->key);
 	Standing	now;
 
 	idem_store_open(command);
