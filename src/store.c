@@ -43,7 +43,8 @@
  * What the executor would have done is done by check_writable(), which refuses a
  * transaction that may not write, and by open_store(), which refuses a table that was
  * given triggers, rules, row security, constraints or columns: a direct insert would
- * pass them by.  Indexes that a user added are maintained.
+ * pass them by.  Columns that were dropped again do no harm.  Indexes that a user added
+ * are maintained.
  *
  * Opening relations, indexes and a scan costs as much as a probe, so they are
  * kept open from the first claim of a transaction to its end (the_store).  They
@@ -73,8 +74,10 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/partition.h"
 #include "catalog/pg_am_d.h"
 #include "catalog/pg_collation_d.h"
+#include "catalog/pg_constraint.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_sequence.h"
 #include "catalog/pg_type_d.h"
@@ -92,6 +95,7 @@
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
@@ -198,6 +202,7 @@ struct IdemExpiryScan
 	IndexScanDesc scan;
 };
 
+/* hint: works when it is followed; if more is in the way, the next error says so. */
 static void
 refuse_table(Relation claims, const char *reason, const char *hint)
 {
@@ -209,34 +214,88 @@ refuse_table(Relation claims, const char *reason, const char *hint)
 			 errhint("%s", hint)));
 }
 
+static char *
+qualified_name(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  get_rel_name(relid));
+}
+
+/* change: of ALTER TABLE */
+static void
+refuse_layout(Relation claims, const char *change)
+{
+	const char *hint = "Dump this database and restore it: a dropped column cannot come back to its place in the table.";
+
+	if (change != NULL)
+		hint = psprintf("Run ALTER TABLE %s %s.",
+						qualified_name(RelationGetRelid(claims)), change);
+	refuse_table(claims, "another layout than the extension gave it", hint);
+}
+
+static void
+check_storage(Relation claims)
+{
+	if (claims->rd_rel->relkind != RELKIND_RELATION)
+		refuse_layout(claims, NULL);
+	if (claims->rd_rel->relispartition)
+		refuse_table(claims, "become a partition",
+					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
+							  qualified_name(get_partition_parent(RelationGetRelid(claims),
+																  true)),
+							  qualified_name(RelationGetRelid(claims))));
+	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
+		refuse_layout(claims, "SET ACCESS METHOD heap");
+	if (claims->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		refuse_layout(claims, "SET LOGGED");
+}
+
+/* As in the install script, and read as NULL where a row ends before it */
+static void
+check_column(Relation claims, int i)
+{
+	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
+	const char *name = quote_identifier(NameStr(column->attname));
+	Oid			type = OidIsValid(claims_column_types[i]) ?
+		claims_column_types[i] : idem_catalog()->state_type;
+
+	if (column->attisdropped || column->atthasmissing)
+		refuse_layout(claims, NULL);
+	if (column->atttypid != type ||
+		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
+	{
+		const char *type_name = format_type_be_qualified(type);
+
+		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
+									   name, type_name,
+									   type == TEXTOID ? " COLLATE \"C\"" : "",
+									   name, type_name));
+	}
+	if (column->attnotnull != claims_column_not_null[i])
+		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL", name,
+									   column->attnotnull ? "DROP" : "SET"));
+}
+
 /*
- * The columns are the ones of the install script, and read as NULL where a row ends
- * before them.
+ * The columns are the ones of the install script.  Dropped ones after them are what a
+ * change that was taken back leaves for good; they are NULL in every row that is written.
  */
 static void
 check_layout(Relation claims)
 {
 	TupleDesc	desc = RelationGetDescr(claims);
-	Oid			state_type = idem_catalog()->state_type;
-	bool		same = claims->rd_rel->relkind == RELKIND_RELATION &&
-		!claims->rd_rel->relispartition &&
-		claims->rd_rel->relam == HEAP_TABLE_AM_OID &&
-		claims->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT &&
-		desc->natts == Natts_claims;
 
-	for (int i = 0; same && i < Natts_claims; i++)
-	{
-		Oid			type = claims_column_types[i];
-
-		same = TupleDescAttr(desc, i)->atttypid ==
-			(OidIsValid(type) ? type : state_type) &&
-			TupleDescAttr(desc, i)->attnotnull == claims_column_not_null[i] &&
-			!TupleDescAttr(desc, i)->atthasmissing;
-	}
 	idem_refuse_distributed(claims);
-	if (!same)
-		refuse_table(claims, "another layout than the extension gave it",
-					 "Take back the change of its columns or of its storage.");
+	check_storage(claims);
+	if (desc->natts < Natts_claims)
+		refuse_layout(claims, NULL);
+	for (int i = 0; i < Natts_claims; i++)
+		check_column(claims, i);
+	for (int i = Natts_claims; i < desc->natts; i++)
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			refuse_layout(claims,
+						  psprintf("DROP COLUMN %s",
+								   quote_identifier(NameStr(TupleDescAttr(desc, i)->attname))));
 }
 
 static void
@@ -245,16 +304,16 @@ check_direct_writes(Relation claims)
 	TupleConstr *constraints = RelationGetDescr(claims)->constr;
 
 	if (claims->trigdesc != NULL)
-		refuse_table(claims, "triggers or foreign keys",
-					 "Drop them, and react to the application's own tables instead.");
-	if (claims->rd_rules != NULL)
+		refuse_table(claims, "triggers, foreign keys or deferrable constraints",
+					 "Drop them, also foreign keys of other tables that refer to it, and react to the application's own tables instead.");
+	if (claims->rd_rules != NULL && claims->rd_rules->numLocks > 0)
 		refuse_table(claims, "rules", "Drop them.");
 	if (claims->rd_rel->relrowsecurity)
 		refuse_table(claims, "row security",
-					 "Disable it: grant the functions rather than the table.");
-	if (constraints != NULL &&
-		(constraints->num_check > 0 || constraints->has_generated_stored))
-		refuse_table(claims, "constraints or generated columns", "Drop them.");
+					 psprintf("Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY. Grant the functions rather than the table.",
+							  qualified_name(RelationGetRelid(claims))));
+	if (constraints != NULL && constraints->num_check > 0)
+		refuse_table(claims, "CHECK constraints", "Drop them.");
 }
 
 static void
@@ -329,6 +388,27 @@ open_claims_to_read(void)
 	return claims;
 }
 
+/* Its columns can have been renamed. */
+static void
+refuse_key(Relation claims)
+{
+	Oid			present;
+	const char *drop = "";
+	const char *columns[KEY_COLUMNS];
+
+	(void) get_primary_key_attnos(RelationGetRelid(claims), true, &present);
+	if (OidIsValid(present))
+		drop = psprintf("DROP CONSTRAINT %s, ",
+						quote_identifier(get_constraint_name(present)));
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		columns[i] = quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(claims),
+															key_columns[i] - 1)->attname));
+	refuse_table(claims, "another primary key than the extension gave it",
+				 psprintf("Run ALTER TABLE %s %sADD PRIMARY KEY (%s, %s, %s). It is what prevents a second execution.",
+						  qualified_name(RelationGetRelid(claims)), drop,
+						  columns[0], columns[1], columns[2]));
+}
+
 static Relation
 open_key_index(Relation claims, bool to_write)
 {
@@ -341,14 +421,14 @@ open_key_index(Relation claims, bool to_write)
 	if (OidIsValid(oid))
 		index = index_open(oid, to_write ? NoLock : AccessShareLock);
 	same = index != NULL && index->rd_index->indisvalid &&
+		index->rd_rel->relam == BTREE_AM_OID &&
 		index->rd_index->indnkeyatts == KEY_COLUMNS;
 
 	for (int i = 0; same && i < KEY_COLUMNS; i++)
 		same = index->rd_index->indkey.values[i] == key_columns[i] &&
 			index->rd_indcollation[i] == C_COLLATION_OID;
 	if (!same)
-		refuse_table(claims, "another primary key than the extension gave it",
-					 "Restore PRIMARY KEY (request_id, user_id, scope): it is what prevents a second execution.");
+		refuse_key(claims);
 	return index;
 }
 
@@ -1124,6 +1204,8 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
 	set_pointer(slot, Anum_claims_fingerprint, row->fingerprint);
 	set_pointer(slot, Anum_claims_result, row->result);
 	set_pointer(slot, Anum_claims_progress, row->progress);
+	for (int i = Natts_claims; i < slot->tts_tupleDescriptor->natts; i++)
+		slot->tts_isnull[i] = true;
 	ExecStoreVirtualTuple(slot);
 }
 

@@ -26,6 +26,28 @@ BEGIN
 		RETURN answer;
 	END;
 END $$;
+-- Each hint works when it is followed: the commands that it has, or, where it says only
+-- what to drop, that.
+CREATE FUNCTION pg_temp.follow(change text, what_to_drop text DEFAULT NULL) RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+	hint text;
+	command text;
+	reader boolean;
+BEGIN
+	EXECUTE change;
+	FOR i IN 1 .. 5 LOOP
+		BEGIN
+			RETURN NEXT format('claimed %s, replay %s', idem_claim('u', change), NOT idem_claim('u', 'before'));
+			RETURN NEXT format('reads %s', idem_status('u', change));
+			RETURN;
+		EXCEPTION WHEN feature_not_supported THEN
+			GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+		END;
+		command := COALESCE(substring(hint FROM 'Run (.+?)\.(?= |$)'), what_to_drop);
+		RETURN NEXT command;
+		EXECUTE command;
+	END LOOP;
+END $$;
 CREATE FUNCTION do_nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE TABLE referenced (id text PRIMARY KEY);
 
@@ -66,6 +88,74 @@ SELECT pg_temp.after('SELECT 1');
 \t
 \x
 SELECT count(*) FROM idem_claims;
+
+-- ----- every hint works -----
+
+CREATE ACCESS METHOD regress_idem_heap TYPE TABLE HANDLER heap_tableam_handler;
+CREATE TABLE regress_idem_parent (LIKE idem_claims) PARTITION BY LIST (user_id);
+\t
+SELECT pg_temp.follow('CREATE TRIGGER t BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION do_nothing()', 'DROP TRIGGER t ON idem_claims');
+SELECT pg_temp.follow('CREATE RULE r AS ON INSERT TO idem_claims DO ALSO NOTHING', 'DROP RULE r ON idem_claims');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ENABLE ROW LEVEL SECURITY');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD CONSTRAINT f FOREIGN KEY (user_id) REFERENCES referenced NOT VALID',
+	'ALTER TABLE idem_claims DROP CONSTRAINT f');
+SELECT pg_temp.follow('CREATE TABLE referring (r text, u text, s text, CONSTRAINT f FOREIGN KEY (r, u, s) REFERENCES idem_claims)',
+	'ALTER TABLE referring DROP CONSTRAINT f');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD CONSTRAINT c CHECK (user_id <> ''x'')', 'ALTER TABLE idem_claims DROP CONSTRAINT c');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD tenant int');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD tenant int DEFAULT 7 NOT NULL, ADD "Also this" text DEFAULT now()');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD g text GENERATED ALWAYS AS (user_id) STORED');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ALTER token TYPE int');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ALTER state TYPE text, ALTER result TYPE json, ALTER expires_at TYPE text');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ALTER user_id TYPE text COLLATE "POSIX", ALTER scope TYPE varchar COLLATE "C"');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ALTER expires_at DROP NOT NULL');
+SELECT pg_temp.follow('UPDATE idem_claims SET token = 1; ALTER TABLE idem_claims ALTER token SET NOT NULL');
+UPDATE idem_claims SET token = NULL;
+SELECT pg_temp.follow('ALTER TABLE idem_claims SET UNLOGGED');
+SELECT pg_temp.follow('ALTER TABLE idem_claims SET ACCESS METHOD regress_idem_heap');
+SELECT pg_temp.follow('ALTER TABLE regress_idem_parent ATTACH PARTITION idem_claims DEFAULT');
+SELECT pg_temp.follow('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey');
+SELECT pg_temp.follow('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD CONSTRAINT "The Key" PRIMARY KEY (user_id, request_id, scope)');
+SELECT pg_temp.follow('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD UNIQUE (request_id, user_id, scope)');
+SELECT pg_temp.follow('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD CONSTRAINT k PRIMARY KEY (request_id, user_id, scope) DEFERRABLE',
+	'ALTER TABLE idem_claims DROP CONSTRAINT k');
+SELECT pg_temp.follow('ALTER TABLE idem_claims ADD CONSTRAINT k UNIQUE (fingerprint) DEFERRABLE', 'ALTER TABLE idem_claims DROP CONSTRAINT k');
+SELECT pg_temp.follow('ALTER TABLE idem_claims RENAME request_id TO "Request"; ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey');
+\t
+ALTER TABLE idem_claims RENAME "Request" TO request_id;
+ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_request_id_user_id_scope_key;
+DROP TABLE regress_idem_parent, referring;
+DROP ACCESS METHOD regress_idem_heap;
+
+-- Columns that were added and dropped are left behind it all: every kind of row is written
+-- and read, also one from the time when they were there.
+SELECT count(*) FROM pg_attribute WHERE attrelid = 'idem_claims'::regclass AND attnum > 10 AND attisdropped;
+ALTER TABLE idem_claims ADD x text DEFAULT 'x', ADD y int;
+INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, x, y) VALUES
+	('2999-01-01', NULL, NULL, 'completed', 'with x', 'u', '', 'x', 7),
+	('2999-01-01', '2020-01-01', 5, 'in_progress', 'lease with x', 'u', '', 'x', 7),
+	('2020-01-01', NULL, NULL, 'completed', 'expired with x', 'u', '', 'x', 7);
+ALTER TABLE idem_claims DROP x, DROP y;
+SELECT idem_claim('u', 'with x');
+SELECT idem_complete('u', 'lease with x', '"done"', 5);
+SELECT * FROM idem_lookup('u', 'lease with x') AS l (state, expires_at, lease_until, fingerprint, result, progress);
+SELECT idem_forget('u', 'with x');
+BEGIN;
+SELECT idem_claim('u', 'marker'), idem_claim('u', 'printed', fingerprint => '\x01');
+SELECT idem_complete('u', 'printed', '{"a": 1}');
+SELECT token FROM idem_try_claim('u', 'lease', lease => '1 min', progress => '1') \gset
+SELECT idem_extend('u', 'lease', :token, progress => '2') > now() AS extended;
+SELECT idem_complete('u', 'lease', '3', :token);
+COMMIT;
+SELECT outcome, result, progress FROM idem_try_claim('u', 'printed', fingerprint => '\x01')
+UNION ALL SELECT outcome, result, progress FROM idem_try_claim('u', 'lease');
+SELECT count(*) FROM idem_claim_many(array_fill('u'::text, ARRAY[200]), (SELECT array_agg('many ' || i) FROM generate_series(1, 200) AS i))
+WHERE outcome = 'claimed';
+SELECT count(*) FROM idem_claim_many(array_fill('u'::text, ARRAY[200]), (SELECT array_agg('many ' || i) FROM generate_series(1, 200) AS i))
+WHERE outcome = 'completed';
+SELECT idem_cleanup();
+SELECT count(*) FROM idem_claims WHERE request_id LIKE '% with x';
+DELETE FROM idem_claims WHERE request_id <> 'before';
 
 -- What is refused is refused everywhere that is written; what reads goes on.
 CREATE TRIGGER t BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION do_nothing();
