@@ -101,5 +101,21 @@ my ($status, $out, $err) = $node->psql('shop', q{SELECT requests.idem_claim('use
 	extra_params => [ '-U', 'nobody' ]);
 like($err, qr/permission denied/, 'nobody else may claim');
 
+# A column of the extension that was dropped does not come back, but by the HINT.
+$node->safe_psql('copy_by_superuser', 'ALTER TABLE requests.idem_claims DROP COLUMN progress');
+($status, $out, $err) = $node->psql('copy_by_superuser', q{SELECT requests.idem_claim('user', 'x')});
+like($err, qr/HINT:  Dump this database and restore it:/, 'a table without a column is refused');
+$node->safe_psql('postgres', 'CREATE DATABASE whole_again');
+$dump = $node->basedir . '/without_column.dump';
+command_ok([ 'pg_dump', '-Fc', '-f', $dump, $node->connstr('copy_by_superuser') ], 'it is dumped as the HINT says');
+command_ok([ 'pg_restore', '--exit-on-error', '-d', $node->connstr('whole_again'), $dump ],
+	'and restored');
+is( $node->safe_psql('whole_again', q{
+		SELECT requests.idem_claim('user', 'x');
+		SELECT requests.idem_claim('user', 'done', fingerprint => '\x0102');
+		SELECT requests.idem_result('user', 'done');
+		SELECT outcome FROM requests.idem_try_claim('user', 'y', lease => '1 min', progress => '1')}),
+	"t\nf\n{\"paid\": 30}\nclaimed", 'where requests are claimed, and guarded as before');
+
 $node->stop;
 done_testing();
