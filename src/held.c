@@ -393,17 +393,21 @@ note_settled_answer(IdemHeld *held, const Jsonb *result)
 /*
  * An entry that is settled where it was claimed is done with: either both are
  * undone, or neither.  Only one that was claimed outside of this savepoint has to
- * stay, to be unsettled again.  Below an entry that goes, one that it superseded is
- * settled with it.
+ * stay, to be unsettled again.  When an entry goes, the one that it superseded counts
+ * again, and is settled in the same way.
  */
 void
 idem_held_note_settled(const IdemKey *key, const Jsonb *result)
 {
 	IdemHeld   *held;
+	IdemHeld   *superseded;
 
 	supersede();
-	while ((held = find_held(key)) != NULL && is_unsettled(held))
+	/* The key can be that of the first entry, and goes with it. */
+	for (held = find_held(key); held != NULL && is_unsettled(held);
+		 held = superseded)
 	{
+		superseded = held->shadowed;
 		note_settled_answer(held, result);
 		if (held->claimed_in == GetCurrentSubTransactionId())
 			remove_held(held);
