@@ -573,7 +573,7 @@ sub look
 #
 # - Under a snapshot that is older than a change of a claim, the C edition removes what has
 #	expired by now, and the portable edition what it sees.
-# - Among serializable transactions the portable edition's claims have been read.
+# - Among serializable transactions the portable edition's reads lock pages of indexes too.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
