@@ -291,9 +291,10 @@ COMMIT;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(clock_timestamp() + interval '50 s'), 'v7');
 -- A request that was claimed before is known all the same.
+SELECT pg_temp.uuid_of(now() - interval '2 min') AS before \gset
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope, result)
-	VALUES (now() + interval '1 min', 'completed', pg_temp.uuid_of(now() - interval '2 min'), 'u', 'v7', '"known"');
-SELECT outcome, result FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '2 min'), 'v7');
+	VALUES (now() + interval '1 min', 'completed', :'before', 'u', 'v7', '"known"');
+SELECT outcome, result FROM idem_try_claim('u', :'before', 'v7');
 \set VERBOSITY terse
 SELECT idem_claim('u', pg_temp.uuid_of(now() - interval '3 min'), 'v7');
 \echo :SQLSTATE
