@@ -7,9 +7,10 @@
  *		psql -f sql/idem-portable.sql -v schema=idem
  *
  * installs it into a schema that exists (default: public), in one transaction.  The
- * objects belong to whoever installs it.  The same file makes the extension
- * idem_portable (see the Makefile).  Functions, outcomes, SQLSTATEs and tables are
- * those of the C edition, so that callers do not change when they move to it.
+ * objects belong to the installer; if that is a superuser and the owner of the schema is
+ * not, to the owner of the schema.  The schema cannot be renamed afterwards.  The same file
+ * makes the extension idem_portable (see the Makefile).  Functions, outcomes, SQLSTATEs and
+ * tables are those of the C edition, so that callers do not change when they move to it.
  *
  * What this edition cannot give:
  *
@@ -40,11 +41,29 @@
  * How to read it.  Functions with two underscores are internal.  The protocol is
  * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
  *
- * Security.  Whoever may call a function needs no right on the tables: the functions
- * run as the owner (SECURITY DEFINER), with the search_path of the installation:
- * pg_catalog first (by not being named), then the schema of the installation, pg_temp
- * last.  So nothing that a caller puts in the way is found.  Whoever may create objects in
- * that schema is trusted like the owner; everybody must not.
+ * How it is written.  @extschema@ is the schema of the installation: psql puts it in below,
+ * CREATE EXTENSION by itself.  Any other client can run what stands between the lines
+ * "psql only" as one query, with the quoted name of the schema in its place.
+ *
+ * Security.
+ *
+ * - Callers need no right on the tables: the functions run as their owner (SECURITY
+ *	 DEFINER).  Nothing is granted to PUBLIC, nor to the grantees of default privileges.
+ * - No name is found where others can put an object: functions that can be called from
+ *	 outside, and triggers, have the search_path pg_catalog, pg_temp, and every name of
+ *	 ours is qualified.  Internal functions can be executed by the owner only; they run
+ *	 under the search_path of the function that calls them, and have none of their own,
+ *	 which would cost a microsecond or two, and keep SQL functions from being inlined.
+ *	 idem_cleanup_all() commits, and so cannot have one either: all in it is qualified.
+ * - It is not installed where a role other than a superuser or the owner-to-be can create
+ *	 objects in the schema, or has its own functions, operators or types there.
+ * - Roles that are allowed to create objects there later find nothing of ours that looks
+ *	 at them.  The owner of the schema, and the owner of the database, can drop idem.
+ * - A role that is granted TRIGGER on one of our tables (GRANT ALL ON ALL TABLES does so)
+ *	 has its trigger run as our owner.  Grant by idem_grant().
+ * - idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with the rights of
+ *	 their caller.  A superuser who does not trust the owner of idem calls none of them, and
+ *	 does not write its tables.
  */
 
 \set ON_ERROR_STOP on
@@ -56,25 +75,35 @@
 \else
 BEGIN;										-- psql only
 \endif
+SET LOCAL search_path = pg_catalog, pg_temp;	-- psql only
+SET LOCAL standard_conforming_strings = on;	-- psql only
+-- Its name gets into function bodies.  CREATE EXTENSION refuses the same characters.
+SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '["$''\\]' -- psql only
+\gexec
+SELECT replace($script$						-- psql only
+
+-- ----- whether it can be installed -----
+
 -- On Citus, all is this node's until idem_distribute().
-SET LOCAL citus.enable_ddl_propagation = off;	-- psql only
-SET LOCAL search_path = :"schema", pg_temp;	-- psql only
+SET LOCAL citus.enable_ddl_propagation = off;
+SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $block$
 DECLARE
+	schema constant regnamespace := to_regnamespace('@extschema@');
+	installer constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+	schema_owner oid;
+	owner oid := installer;			-- of what is made here
+	strangers oid[];				-- roles that are not trusted like the owner
 	other text;
 BEGIN
-	IF current_schema() IS NULL OR current_schema() LIKE 'pg\_%' THEN
+	SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END INTO schema_owner
+	FROM pg_namespace AS n, pg_database AS d
+	WHERE n.oid = schema AND n.nspname NOT LIKE 'pg\_%' AND d.datname = current_database();
+	IF NOT FOUND THEN
 		RAISE EXCEPTION 'there is no schema to install idem into'
 			USING ERRCODE = 'invalid_schema_name',
 			HINT = 'Create it first, or name another one: psql -v schema=NAME.';
-	END IF;
-	IF EXISTS (SELECT FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
-			WHERE n.nspname = current_schema() AND a.grantee = '0'::oid AND a.privilege_type = 'CREATE') THEN
-		RAISE EXCEPTION 'everybody may create objects in schema %', quote_ident(current_schema()::text)
-			USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = 'Functions that run as their owner would find them.',
-			HINT = 'Revoke CREATE on the schema from PUBLIC, or install idem into another one.';
 	END IF;
 	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem') THEN
 		RAISE EXCEPTION 'extension "idem" is installed in this database'
@@ -82,41 +111,94 @@ BEGIN
 			DETAIL = 'It is the C edition of the same functions.',
 			HINT = 'Use it, or move it here: sql/idem-move.sql.';
 	END IF;
-	SELECT pg_catalog.format('%I', n.nspname) INTO other
+	-- Temporary schemas are left out: otherwise every role could block the installation.
+	SELECT format('%I', n.nspname) INTO other
 	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 		JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'idem_claims'
-	WHERE p.proname = 'idem_try_claim' LIMIT 1;
+	WHERE p.proname = 'idem_try_claim' AND n.nspname !~ '^pg_(toast_)?temp_' LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
 			HINT = 'Use that one, or drop it first: two would not know of each other''s claims.';
+	END IF;
+
+	-- The functions run as their owner: not as a superuser in the schema of somebody else,
+	-- who could rename it and exchange what is in it.
+	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer)
+		AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = schema_owner) THEN
+		owner := schema_owner;
+	END IF;
+
+	-- sql/idem-move.sql has the same two checks.
+	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
+		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
+	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO other
+	FROM (SELECT schema_owner UNION
+			SELECT CASE a.grantee WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END
+			FROM pg_namespace AS n, aclexplode(n.nspacl) AS a, pg_database AS d
+			WHERE n.oid = schema AND a.privilege_type = 'CREATE' AND d.datname = current_database()) AS c (grantee)
+		LEFT JOIN pg_roles AS r ON c.grantee <> '0'::oid AND pg_has_role(r.oid, c.grantee, 'MEMBER')
+	WHERE c.grantee = '0'::oid OR r.oid = ANY (strangers);
+	IF other IS NOT NULL THEN
+		RAISE EXCEPTION 'others may create objects in schema %: %', schema, other
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'The functions of idem run as their owner.',
+			HINT = 'Install idem into a schema of its own (CREATE SCHEMA idem); or as the owner of this one, when CREATE on it is revoked from all others.';
+	END IF;
+	SELECT string_agg(o.name, ', ') INTO other
+	FROM (SELECT 'function ' || p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proowner = ANY (strangers)
+			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o WHERE o.oprnamespace = schema AND o.oprowner = ANY (strangers)
+			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+				WHERE t.typnamespace = schema AND t.typowner = ANY (strangers)
+					AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- no row types of tables
+			ORDER BY 1 LIMIT 10) AS o (name);
+	IF other IS NOT NULL THEN
+		RAISE EXCEPTION 'others own objects in schema %: %', schema, other
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'The functions of idem run as their owner.',
+			HINT = 'Install idem into a schema of its own: CREATE SCHEMA idem.';
+	END IF;
+
+	PERFORM set_config('idem_install.role', current_setting('role'), true);
+	IF owner <> installer THEN
+		BEGIN
+			PERFORM set_config('role', r.rolname, true) FROM pg_roles AS r WHERE r.oid = owner;
+		EXCEPTION WHEN insufficient_privilege THEN
+			RAISE EXCEPTION 'idem cannot be installed for role %, the owner of schema %', owner::regrole, schema
+				USING ERRCODE = 'insufficient_privilege', DETAIL = SQLERRM, HINT = 'Install it as that role.';
+		END;
+	END IF;
+	IF NOT has_schema_privilege(schema, 'CREATE') THEN
+		RAISE EXCEPTION 'role % may not create objects in schema %', owner::regrole, schema
+			USING ERRCODE = 'insufficient_privilege',
+			HINT = format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.', schema, owner::regrole);
 	END IF;
 END
 $block$;
 
 -- ----- types -----
 
-CREATE TYPE idem_state AS ENUM ('in_progress', 'completed', 'failed');
+CREATE TYPE @extschema@.idem_state AS ENUM ('in_progress', 'completed', 'failed');
 
-COMMENT ON TYPE idem_state IS 'state of a stored claim';
+COMMENT ON TYPE @extschema@.idem_state IS 'state of a stored claim';
 
-CREATE TYPE idem_outcome AS ENUM (
+CREATE TYPE @extschema@.idem_outcome AS ENUM (
 	'claimed', 'completed', 'failed', 'in_progress', 'timed_out', 'unknown',
 	'mismatch', 'stale', 'invalid'
 );
 
-COMMENT ON TYPE idem_outcome IS 'answer of a claim call';
+COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
 
 -- Collation "C" as in the table: a caller's own collation must not get into a
 -- comparison.
-CREATE TYPE idem__key AS (
+CREATE TYPE @extschema@.idem__key AS (
 	user_id text COLLATE "C",
 	request_id text COLLATE "C",
 	scope text COLLATE "C"
 );
 
-CREATE TYPE idem__answer AS (
-	outcome idem_outcome,
+CREATE TYPE @extschema@.idem__answer AS (
+	outcome @extschema@.idem_outcome,
 	result jsonb,
 	progress jsonb,
 	token int8,
@@ -127,11 +209,11 @@ CREATE TYPE idem__answer AS (
 -- ----- claims -----
 
 -- The table of the C edition, see there.
-CREATE TABLE idem_claims (
+CREATE TABLE @extschema@.idem_claims (
 	expires_at timestamptz NOT NULL,
 	lease_until timestamptz,
 	token int8,
-	state idem_state NOT NULL,
+	state @extschema@.idem_state NOT NULL,
 	request_id text COLLATE "C" NOT NULL,
 	user_id text COLLATE "C" NOT NULL,
 	scope text COLLATE "C" NOT NULL,
@@ -147,23 +229,23 @@ CREATE TABLE idem_claims (
 	autovacuum_vacuum_cost_delay = 0
 );
 
-CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
+CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
-COMMENT ON TABLE idem_claims IS 'requests that have been executed, or are being executed under a lease';
-COMMENT ON COLUMN idem_claims.expires_at IS 'remembered at least until then';
-COMMENT ON COLUMN idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
-COMMENT ON COLUMN idem_claims.token IS 'fencing token; NULL for a transactional claim';
-COMMENT ON COLUMN idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
+COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
+COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
+COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
+COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
+COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
 
-CREATE SEQUENCE idem_token_seq AS int8 CACHE 1;
+CREATE SEQUENCE @extschema@.idem_token_seq AS int8 CACHE 1;
 
-COMMENT ON SEQUENCE idem_token_seq IS 'fencing tokens';
+COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- policy -----
 
 -- What a claim promises is the operator's to set.  Anybody may set a custom setting,
 -- so these are in a table: of one row, which a new one replaces (a restored one).
-CREATE TABLE idem_settings (
+CREATE TABLE @extschema@.idem_settings (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	ttl interval NOT NULL DEFAULT '1 hour' CHECK (
 		ttl >= '1 second' AND ttl <= '36500 days'
@@ -178,17 +260,17 @@ CREATE TABLE idem_settings (
 	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000)
 );
 
-COMMENT ON TABLE idem_settings IS 'what the operator has set, for all scopes';
-COMMENT ON COLUMN idem_settings.ttl IS 'how long a claim is remembered at least, in scopes without a ttl';
-COMMENT ON COLUMN idem_settings.lease IS 'length of a lease when it is extended, in scopes without a lease';
-COMMENT ON COLUMN idem_settings.lease_max IS 'longest lease that a caller may ask for, in scopes without a limit';
-COMMENT ON COLUMN idem_settings.result_max_bytes IS 'largest result that is stored, in scopes without a limit';
-COMMENT ON COLUMN idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
+COMMENT ON TABLE @extschema@.idem_settings IS 'what the operator has set, for all scopes';
+COMMENT ON COLUMN @extschema@.idem_settings.ttl IS 'how long a claim is remembered at least, in scopes without a ttl';
+COMMENT ON COLUMN @extschema@.idem_settings.lease IS 'length of a lease when it is extended, in scopes without a lease';
+COMMENT ON COLUMN @extschema@.idem_settings.lease_max IS 'longest lease that a caller may ask for, in scopes without a limit';
+COMMENT ON COLUMN @extschema@.idem_settings.result_max_bytes IS 'largest result that is stored, in scopes without a limit';
+COMMENT ON COLUMN @extschema@.idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
 
-CREATE FUNCTION idem__replace_settings()
+CREATE FUNCTION @extschema@.idem__replace_settings()
 RETURNS trigger
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	bad text := CASE
@@ -200,7 +282,7 @@ DECLARE
 			OR date_part('year', NEW.lease_max) <> 0 OR date_part('month', NEW.lease_max) <> 0
 			THEN 'lease_max' END;
 BEGIN
-	IF TG_RELID <> 'idem_settings'::regclass THEN
+	IF TG_RELID <> '@extschema@.idem_settings'::regclass THEN
 		RAISE EXCEPTION 'idem__replace_settings() is the trigger of idem_settings'
 			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;
@@ -211,19 +293,19 @@ BEGIN
 			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
 	END IF;
 	IF TG_OP = 'INSERT' THEN
-		DELETE FROM idem_settings;
+		DELETE FROM @extschema@.idem_settings;
 	END IF;
 	RETURN NEW;
 END
 $$;
 
 CREATE TRIGGER idem_settings_replace
-BEFORE INSERT OR UPDATE ON idem_settings
-FOR EACH ROW EXECUTE FUNCTION idem__replace_settings();
+BEFORE INSERT OR UPDATE ON @extschema@.idem_settings
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__replace_settings();
 
-INSERT INTO idem_settings DEFAULT VALUES;
+INSERT INTO @extschema@.idem_settings DEFAULT VALUES;
 
-CREATE TABLE idem_scopes (
+CREATE TABLE @extschema@.idem_scopes (
 	scope text COLLATE "C" PRIMARY KEY CHECK (octet_length(scope) <= 255),
 	ttl interval
 		CONSTRAINT idem_scopes_ttl_check CHECK (
@@ -246,25 +328,25 @@ CREATE TABLE idem_scopes (
 	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 );
 
-COMMENT ON TABLE idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
-COMMENT ON COLUMN idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
-COMMENT ON COLUMN idem_scopes.lease IS 'length of a lease when it is extended; NULL: that of idem_settings';
-COMMENT ON COLUMN idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: that of idem_settings';
-COMMENT ON COLUMN idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
-COMMENT ON COLUMN idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
-COMMENT ON COLUMN idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
-COMMENT ON COLUMN idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
-COMMENT ON COLUMN idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
-COMMENT ON COLUMN idem_scopes.guarded_since IS 'requests from before then are stale unless they have a row; kept by a trigger';
+COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease when it is extended; NULL: that of idem_settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: that of idem_settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
+COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
+COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
+COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
+COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then are stale unless they have a row; kept by a trigger';
 
 -- A day has 24 hours: added as days, it would have 23 or 25 where the clock changes.
-CREATE FUNCTION idem__without_days(length interval)
+CREATE FUNCTION @extschema@.idem__without_days(length interval)
 RETURNS interval
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 
 -- The policy of a scope: its row, or the settings.
-CREATE FUNCTION idem__policy(of_scope text)
+CREATE FUNCTION @extschema@.idem__policy(of_scope text)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
@@ -272,9 +354,9 @@ RETURNS TABLE (
 	has_settings boolean)		-- else they were deleted, or made after the snapshot
 LANGUAGE sql STABLE ROWS 1
 AS $$
-	SELECT idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
-		idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
-		idem__without_days(coalesce(p.lease_max, d.lease_max, '1 day')),
+	SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
+		@extschema@.idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
+		@extschema@.idem__without_days(coalesce(p.lease_max, d.lease_max, '1 day')),
 		coalesce(p.result_max_bytes, d.result_max_bytes, 1048576),
 		p.failed IS NOT DISTINCT FROM 'retryable',
 		p.lapsed IS NOT DISTINCT FROM 'unknown',
@@ -283,8 +365,8 @@ AS $$
 		coalesce(p.guarded_since, '-infinity'),
 		d.ttl IS NOT NULL
 	FROM (SELECT) AS always
-		LEFT JOIN idem_settings AS d ON true
-		LEFT JOIN idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+		LEFT JOIN @extschema@.idem_settings AS d ON true
+		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 $$;
 
 -- ----- an unknown past is stale -----
@@ -302,10 +384,10 @@ $$;
 -- than the guard.
 --
 -- It runs with the rights of the role that changes the row, so it calls nothing of ours.
-CREATE FUNCTION idem_scopes_guard()
+CREATE FUNCTION @extschema@.idem_scopes_guard()
 RETURNS trigger
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	bad constant text := CASE
@@ -320,9 +402,9 @@ DECLARE
 	keeps_past boolean := false;
 BEGIN
 	-- On Citus the replica of a node, which is a shard
-	IF TG_RELID <> 'idem_scopes'::regclass AND NOT EXISTS (
+	IF TG_RELID <> '@extschema@.idem_scopes'::regclass AND NOT EXISTS (
 			SELECT FROM pg_class AS c JOIN pg_class AS s ON s.relnamespace = c.relnamespace AND s.relowner = c.relowner
-			WHERE c.oid = 'idem_scopes'::regclass AND s.oid = TG_RELID AND s.relname ~ '^idem_scopes_[0-9]+$') THEN
+			WHERE c.oid = '@extschema@.idem_scopes'::regclass AND s.oid = TG_RELID AND s.relname ~ '^idem_scopes_[0-9]+$') THEN
 		RAISE EXCEPTION 'idem_scopes_guard() is the trigger of idem_scopes'
 			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;
@@ -343,7 +425,7 @@ BEGIN
 			PERFORM set_config('lock_timeout', '5s', true);
 		END IF;
 		BEGIN
-			LOCK TABLE idem_scopes IN EXCLUSIVE MODE;
+			LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
 		EXCEPTION WHEN lock_not_available THEN
 			RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
 				USING ERRCODE = 'lock_not_available',
@@ -356,16 +438,16 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION idem_scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
+COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
 
 -- Not on a subscriber, which receives the publisher's guard
 CREATE TRIGGER idem_scopes_guard
-BEFORE INSERT OR UPDATE ON idem_scopes
-FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
 
 -- ----- keys and arguments -----
 
-CREATE FUNCTION idem__raise(sqlstate_ text, message_ text, hint_ text, detail_ text DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem__raise(sqlstate_ text, message_ text, hint_ text, detail_ text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -377,142 +459,142 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem__name(key idem__key)
+CREATE FUNCTION @extschema@.idem__name(key @extschema@.idem__key)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT pg_catalog.format('scope "%s", user "%s", request "%s"', (key).scope, (key).user_id, (key).request_id) $$;
 
-CREATE FUNCTION idem__raise_of_key(sqlstate_ text, message_ text, hint_ text, key idem__key)
+CREATE FUNCTION @extschema@.idem__raise_of_key(sqlstate_ text, message_ text, hint_ text, key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	PERFORM idem__raise(sqlstate_, message_, hint_, 'S' || substr(idem__name(key), 2) || '.');
+	PERFORM @extschema@.idem__raise(sqlstate_, message_, hint_, 'S' || substr(@extschema@.idem__name(key), 2) || '.');
 END
 $$;
 
-CREATE FUNCTION idem__raise_too_long(name text, value text)
+CREATE FUNCTION @extschema@.idem__raise_too_long(name text, value text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	PERFORM idem__raise('ID400', name || ' is too long', 'Fix the client: send a shorter id, or a hash of this one.',
+	PERFORM @extschema@.idem__raise('ID400', name || ' is too long', 'Fix the client: send a shorter id, or a hash of this one.',
 		pg_catalog.format('It has %s bytes, the limit is 255.', octet_length(value)));
 END
 $$;
 
-CREATE FUNCTION idem__check_id(name text, id text)
+CREATE FUNCTION @extschema@.idem__check_id(name text, id text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF id IS NULL OR octet_length(id) = 0 THEN
-		PERFORM idem__raise('ID400', name || ' must not be ' || CASE WHEN id IS NULL THEN 'null' ELSE 'empty' END,
+		PERFORM @extschema@.idem__raise('ID400', name || ' must not be ' || CASE WHEN id IS NULL THEN 'null' ELSE 'empty' END,
 			'Fix the client: it must send the same two ids each time it sends the request.',
 			'A request is named by a user and a request id.');
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem__check_scope(scope text)
+CREATE FUNCTION @extschema@.idem__check_scope(scope text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF scope IS NULL THEN
-		PERFORM idem__raise('ID400', 'scope must not be null',
+		PERFORM @extschema@.idem__raise('ID400', 'scope must not be null',
 			'Fix the client: leave the scope out, or pass '''' for the default scope.');
 	ELSIF octet_length(scope) > 255 THEN
-		PERFORM idem__raise_too_long('scope', scope);
+		PERFORM @extschema@.idem__raise_too_long('scope', scope);
 	END IF;
 END
 $$;
 
 -- The key of the arguments.  A bad id is an error, never a NULL result: an IF would
 -- read that as "already done" and lose the request.
-CREATE FUNCTION idem__key_of(user_id text, request_id text, scope text)
-RETURNS idem__key
+CREATE FUNCTION @extschema@.idem__key_of(user_id text, request_id text, scope text)
+RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
 		AND octet_length(scope) <= 255 THEN
-		RETURN ROW (user_id, request_id, scope)::idem__key;
+		RETURN ROW (user_id, request_id, scope)::@extschema@.idem__key;
 	END IF;
-	PERFORM idem__check_id('user_id', user_id);
-	PERFORM idem__check_id('request_id', request_id);
-	PERFORM idem__check_scope(scope);
+	PERFORM @extschema@.idem__check_id('user_id', user_id);
+	PERFORM @extschema@.idem__check_id('request_id', request_id);
+	PERFORM @extschema@.idem__check_scope(scope);
 	IF octet_length(user_id) > 255 THEN
-		PERFORM idem__raise_too_long('user_id', user_id);
+		PERFORM @extschema@.idem__raise_too_long('user_id', user_id);
 	END IF;
-	PERFORM idem__raise_too_long('request_id', request_id);
+	PERFORM @extschema@.idem__raise_too_long('request_id', request_id);
 END
 $$;
 
-CREATE FUNCTION idem__check_fingerprint(fingerprint bytea)
+CREATE FUNCTION @extschema@.idem__check_fingerprint(fingerprint bytea)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF octet_length(fingerprint) NOT BETWEEN 1 AND 64 THEN
-		PERFORM idem__raise('ID400', 'fingerprint must have 1 to 64 bytes',
+		PERFORM @extschema@.idem__raise('ID400', 'fingerprint must have 1 to 64 bytes',
 			'Fix the client: send a hash of the parameters, idem_fingerprint(jsonb) makes one.',
 			pg_catalog.format('It has %s bytes.', octet_length(fingerprint)));
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem__check_token(token int8)
+CREATE FUNCTION @extschema@.idem__check_token(token int8)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF token <= 0 THEN
-		PERFORM idem__raise('ID400', 'token must be positive',
+		PERFORM @extschema@.idem__raise('ID400', 'token must be positive',
 			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem__require_token(token int8)
+CREATE FUNCTION @extschema@.idem__require_token(token int8)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	PERFORM idem__check_token(token);
+	PERFORM @extschema@.idem__check_token(token);
 	IF token IS NULL THEN
-		PERFORM idem__raise('ID400', 'token must not be null',
+		PERFORM @extschema@.idem__raise('ID400', 'token must not be null',
 			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem__has_months(length interval)
+CREATE FUNCTION @extschema@.idem__has_months(length interval)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT date_part('year', length) <> 0 OR date_part('month', length) <> 0 $$;
 
-CREATE FUNCTION idem__check_lease(lease interval)
+CREATE FUNCTION @extschema@.idem__check_lease(lease interval)
 RETURNS interval
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	IF lease IS NOT NULL AND (idem__has_months(lease) OR lease <= interval '0' OR lease > interval '36500 days') THEN
-		PERFORM idem__raise('ID400', 'lease must be positive, at most 36500 days, and without months',
+	IF lease IS NOT NULL AND (@extschema@.idem__has_months(lease) OR lease <= interval '0' OR lease > interval '36500 days') THEN
+		PERFORM @extschema@.idem__raise('ID400', 'lease must be positive, at most 36500 days, and without months',
 			'Fix the client: give it in seconds or minutes, and extend it while the work goes on.');
 	END IF;
-	RETURN idem__without_days(lease);
+	RETURN @extschema@.idem__without_days(lease);
 END
 $$;
 
 -- Whether the scope allows a lease that the caller asks for.
-CREATE FUNCTION idem__check_lease_max(key idem__key, lease interval, lease_max interval)
+CREATE FUNCTION @extschema@.idem__check_lease_max(key @extschema@.idem__key, lease interval, lease_max interval)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF lease > lease_max THEN
-		PERFORM idem__raise_of_key('ID400', pg_catalog.format('lease of %s s is longer than the scope allows, %s s',
+		PERFORM @extschema@.idem__raise_of_key('ID400', pg_catalog.format('lease of %s s is longer than the scope allows, %s s',
 				trim_scale(extract(epoch FROM lease)), trim_scale(extract(epoch FROM lease_max))),
 			'Extend it while the work goes on, or have the operator raise idem.lease_max or the scope''s lease_max.', key);
 	END IF;
@@ -520,7 +602,7 @@ END
 $$;
 
 -- The size of a result or progress, without what is saved by compressing it.
-CREATE FUNCTION idem__check_size(key idem__key, name text, value jsonb, bytes_max int4)
+CREATE FUNCTION @extschema@.idem__check_size(key @extschema@.idem__key, name text, value jsonb, bytes_max int4)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -528,19 +610,19 @@ DECLARE
 	bytes constant int4 := pg_column_size(to_jsonb(value)) - 4;
 BEGIN
 	IF bytes > bytes_max THEN
-		PERFORM idem__raise_of_key('ID413', pg_catalog.format('%s has %s bytes, the limit is %s', name, bytes, bytes_max),
+		PERFORM @extschema@.idem__raise_of_key('ID413', pg_catalog.format('%s has %s bytes, the limit is %s', name, bytes, bytes_max),
 			'Store a reference to it, or have the operator raise idem.result_max_bytes or the scope''s result_max_bytes.', key);
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem__require_writable(command text)
+CREATE FUNCTION @extschema@.idem__require_writable(command text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idem__raise('25006', pg_catalog.format('cannot execute %s in a read-only transaction', command),
+		PERFORM @extschema@.idem__raise('25006', pg_catalog.format('cannot execute %s in a read-only transaction', command),
 			CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: send the request to the primary.'
 			ELSE 'Use a read-write transaction, the one that does the work.' END);
 	END IF;
@@ -550,7 +632,7 @@ $$;
 -- The time in a version 7 UUID (RFC 9562, section 5.7) in canonical lower case:
 -- another spelling of the same uuid would be another key.  NULL: it is none.  (CASE and
 -- not WHERE, since a planner may compute the rest before it looks at that.)
-CREATE FUNCTION idem__key_time(key idem__key)
+CREATE FUNCTION @extschema@.idem__key_time(key @extschema@.idem__key)
 RETURNS timestamptz
 LANGUAGE sql STABLE
 AS $$
@@ -559,7 +641,7 @@ AS $$
 $$;
 
 -- Expiry is in whole seconds, rounded up, so that index entries deduplicate.
-CREATE FUNCTION idem__whole_second(moment timestamptz)
+CREATE FUNCTION @extschema@.idem__whole_second(moment timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
@@ -567,17 +649,17 @@ AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
 -- The text whose hash is the fingerprint.  The order of an object's keys is jsonb's
 -- own, a function of the keys alone, and numbers lose the zeros that jsonb keeps but
 -- does not compare: equal jsonb give equal text, and unequal jsonb different text.
-CREATE FUNCTION idem__canonical(parameters jsonb)
+CREATE FUNCTION @extschema@.idem__canonical(parameters jsonb)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 BEGIN
 	CASE jsonb_typeof(parameters)
 		WHEN 'object' THEN
-			RETURN '{' || coalesce((SELECT string_agg(to_json(e.key)::text || ':' || idem__canonical(e.value), ',' ORDER BY e.n)
+			RETURN '{' || coalesce((SELECT string_agg(to_json(e.key)::text || ':' || @extschema@.idem__canonical(e.value), ',' ORDER BY e.n)
 				FROM jsonb_each(parameters) WITH ORDINALITY AS e (key, value, n)), '') || '}';
 		WHEN 'array' THEN
-			RETURN '[' || coalesce((SELECT string_agg(idem__canonical(e.value), ',' ORDER BY e.n)
+			RETURN '[' || coalesce((SELECT string_agg(@extschema@.idem__canonical(e.value), ',' ORDER BY e.n)
 				FROM jsonb_array_elements(parameters) WITH ORDINALITY AS e (value, n)), '') || ']';
 		WHEN 'number' THEN
 			RETURN trim_scale(parameters::numeric)::text;
@@ -587,18 +669,18 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_fingerprint(parameters jsonb)
+CREATE FUNCTION @extschema@.idem_fingerprint(parameters jsonb)
 RETURNS bytea
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN sha256(convert_to(idem__canonical(parameters), getdatabaseencoding()));
+	RETURN sha256(convert_to(@extschema@.idem__canonical(parameters), getdatabaseencoding()));
 END
 $$;
 
-COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
 
 -- ----- this transaction's claims -----
@@ -615,119 +697,173 @@ COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
 -- rows themselves would have to be found among all others, and do not tell a marker
 -- that was completed from one that was not.
 --
--- (Assigned rather than performed: PL/pgSQL evaluates that without a query.)
+-- Anybody can set them.  So each is signed, with a secret that only the owner can read, for
+-- this transaction of this session: a value that is not is ignored, as if it were empty.
+-- What remains: code in the same transaction can put an older value of that transaction
+-- back.  By that it can have its own request settled twice, with two results, or have
+-- idem_result() answer with the result of a claim call before the latest.
 --
---	idem_held.b0 .. b63		unsettled keys, as jsonb {key: ordinal}.  In 64 buckets by
---							the hash of the key, since a setting is written as a whole
---	idem_held.counts		how many are unsettled, and the latest ordinal
---	idem_held.latest		outcome and key of the latest claim call
---	idem_held.result		its result, as stored so far.  Its row can belong to somebody
+--	idem_held.b0 .. b63		unsettled keys, as jsonb {key: time of the claim}.  In 64
+--							buckets by the hash of the key, since a setting is written as
+--							a whole
+--	idem_held.latest		outcome and key of the latest claim call, and in a second line
+--							its result, as stored so far.  Its row can belong to somebody
 --							else by the time that it is asked for, or be gone
 
-CREATE FUNCTION idem__held(name text)
+CREATE TABLE @extschema@.idem_secret (
+	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+	secret bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
+) WITH (parallel_workers = 0);
+
+INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
+
+COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; for nobody''s eyes';
+
+-- (The secret in front is as good as HMAC here, since what follows is a hash of fixed
+-- length.  This and the next are of one expression, which PL/pgSQL evaluates without a
+-- query if the arguments are variables.)
+CREATE FUNCTION @extschema@.idem__signature(secret bytea, name text, value text)
 RETURNS text
 LANGUAGE sql STABLE
-AS $$ SELECT nullif(current_setting('idem_held.' || name, true), '') $$;
+AS $$
+	SELECT encode(sha256(secret || sha256(int4send(pg_backend_pid()) || timestamptz_send(now())
+		|| convert_to(name || ' ' || value, getdatabaseencoding()))), 'hex')
+$$;
 
-CREATE FUNCTION idem__held_text(key idem__key)
+-- A value that is set, signed, and not empty; else NULL
+CREATE FUNCTION @extschema@.idem__held(secret bytea, name text)
 RETURNS text
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT pg_catalog.jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text $$;
+LANGUAGE sql STABLE
+AS $$
+	SELECT CASE WHEN length(current_setting('idem_held.' || name, true)) > 64
+			AND @extschema@.idem__signature(secret, name, substr(current_setting('idem_held.' || name, true), 65))
+				= left(current_setting('idem_held.' || name, true), 64)
+		THEN substr(current_setting('idem_held.' || name, true), 65) END
+$$;
 
-CREATE FUNCTION idem__held_bucket(held text)
+CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$ SELECT jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text $$;
+
+CREATE FUNCTION @extschema@.idem__held_bucket(held text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT 'b' || (hashtext(held) & 63)::text $$;
 
-CREATE FUNCTION idem__is_unsettled(key idem__key)
+CREATE FUNCTION @extschema@.idem__is_unsettled(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	held constant text := idem__held_text(key);
+	held constant text := @extschema@.idem__held_text(key);
+	bucket constant text := @extschema@.idem__held_bucket(held);
+	secret bytea;
 BEGIN
-	RETURN coalesce(idem__held(idem__held_bucket(held))::jsonb ? held, false);
+	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+	RETURN coalesce(@extschema@.idem__held(secret, bucket)::jsonb ? held, false);
 END
 $$;
 
-CREATE FUNCTION idem__note_answer(key idem__key, outcome text, result jsonb)
+-- (Neither of the two texts has a line end in it: jsonb escapes it.)
+CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
+	value constant text := outcome || ' ' || held || E'\n' || coalesce(result::text, '');
+	secret bytea;
 	ignored text;
 BEGIN
-	ignored := set_config('idem_held.latest', outcome || ' ' || idem__held_text(key), true);
-	ignored := set_config('idem_held.result', coalesce(result::text, ''), true);
+	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+	ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
 END
 $$;
 
-CREATE FUNCTION idem__note_claimed(key idem__key)
+CREATE FUNCTION @extschema@.idem__note_claimed(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	held constant text := idem__held_text(key);
-	bucket constant text := idem__held_bucket(held);
-	keys constant jsonb := coalesce(idem__held(bucket)::jsonb, '{}');
-	counts constant text := coalesce(idem__held('counts'), '0 0');
-	unsettled constant int := split_part(counts, ' ', 1)::int;
-	ordinal constant int := split_part(counts, ' ', 2)::int + 1;
+	held constant text := @extschema@.idem__held_text(key);
+	bucket constant text := @extschema@.idem__held_bucket(held);
+	secret bytea;
+	keys jsonb;
+	value text;
 	ignored text;
 BEGIN
-	ignored := set_config('idem_held.' || bucket, (keys || pg_catalog.jsonb_build_object(held, ordinal))::text, true);
-	ignored := set_config('idem_held.counts',
-		(unsettled + CASE WHEN keys ? held THEN 0 ELSE 1 END)::text || ' ' || ordinal::text, true);
-	PERFORM idem__note_answer(key, 'claimed', NULL);
+	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+	keys := coalesce(@extschema@.idem__held(secret, bucket)::jsonb, '{}');
+	value := keys || jsonb_build_object(held, date_part('epoch', clock_timestamp()));
+	ignored := set_config('idem_held.' || bucket, @extschema@.idem__signature(secret, bucket, value) || value, true);
+	value := 'claimed ' || held || E'\n';
+	ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
 END
 $$;
 
--- The key was settled with result; or its row was dropped, with NULL.
-CREATE FUNCTION idem__note_settled(key idem__key, result jsonb)
+-- The key was settled with result.
+CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	held constant text := idem__held_text(key);
-	bucket constant text := idem__held_bucket(held);
-	keys constant jsonb := idem__held(bucket)::jsonb;
-	counts constant text := idem__held('counts');
-	latest constant text := idem__held('latest');
+	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
+	held constant text := @extschema@.idem__held_text(key);
+	bucket constant text := @extschema@.idem__held_bucket(held);
+	keys constant jsonb := @extschema@.idem__held(secret, bucket)::jsonb;
+	latest constant text := split_part(@extschema@.idem__held(secret, 'latest'), E'\n', 1);
+	value constant text := keys - held;
 BEGIN
 	IF keys IS NULL OR NOT keys ? held THEN
 		RETURN;
 	END IF;
-	PERFORM set_config('idem_held.' || bucket, nullif((keys - held)::text, '{}'), true),
-		set_config('idem_held.counts',
-			(split_part(counts, ' ', 1)::int - 1)::text || ' ' || split_part(counts, ' ', 2), true);
+	PERFORM set_config('idem_held.' || bucket, @extschema@.idem__signature(secret, bucket, value) || value, true);
 	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
-		PERFORM set_config('idem_held.result', coalesce(result::text, ''), true);
+		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
+	END IF;
+END
+$$;
+
+-- The key's row was deleted: what was answered is not to be looked for there.
+CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
+	value text;
+BEGIN
+	PERFORM @extschema@.idem__note_settled(key, NULL);
+	value := @extschema@.idem__held(secret, 'latest') || E'\ndropped';
+	IF split_part(value, E'\n', 1) = 'claimed ' || @extschema@.idem__held_text(key) THEN
+		PERFORM set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
 	END IF;
 END
 $$;
 
 -- The only key that is not settled.
-CREATE FUNCTION idem__only_unsettled(command text)
-RETURNS idem__key
+CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
+RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	unsettled constant int := coalesce(split_part(idem__held('counts'), ' ', 1)::int, 0);
-	keys idem__key[];
+	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
+	unsettled int;
+	keys @extschema@.idem__key[];
 BEGIN
+	SELECT count(*), (array_agg(ROW (e.key::jsonb ->> 0, e.key::jsonb ->> 1, e.key::jsonb ->> 2)::@extschema@.idem__key
+		ORDER BY e.claimed_at::float8))[:6]
+	INTO unsettled, keys
+	FROM generate_series(0, 63) AS b, jsonb_each_text(@extschema@.idem__held(secret, 'b' || b::text)::jsonb) AS e (key, claimed_at);
 	IF unsettled = 0 THEN
-		PERFORM idem__raise('55000', command || ': this transaction holds no request that is not settled',
+		PERFORM @extschema@.idem__raise('55000', command || ': this transaction holds no request that is not settled',
 			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
 	END IF;
-	keys := ARRAY(
-		SELECT ROW (e.key::jsonb ->> 0, e.key::jsonb ->> 1, e.key::jsonb ->> 2)::idem__key
-		FROM generate_series(0, 63) AS b, jsonb_each_text(idem__held('b' || b::text)::jsonb) AS e (key, ordinal)
-		ORDER BY e.ordinal::int LIMIT 6);
 	IF unsettled > 1 THEN
-		PERFORM idem__raise('55000', command || ': this transaction holds more than one request that is not settled',
+		PERFORM @extschema@.idem__raise('55000', command || ': this transaction holds more than one request that is not settled',
 			'Name the one that is meant: pass user_id, request_id and scope.',
 			pg_catalog.format('It holds %s: %s.', unsettled,
-				(SELECT string_agg(CASE WHEN n < 6 THEN idem__name(ROW (k.user_id, k.request_id, k.scope)::idem__key)
+				(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
 					ELSE 'and more' END, '; ' ORDER BY n)
 				FROM unnest(keys) WITH ORDINALITY AS k (user_id, request_id, scope, n))));
 	END IF;
@@ -736,7 +872,7 @@ END
 $$;
 
 -- Whether all of the transaction sees what was there when it began
-CREATE FUNCTION idem__keeps_snapshot()
+CREATE FUNCTION @extschema@.idem__keeps_snapshot()
 RETURNS boolean
 LANGUAGE sql STABLE
 AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable') $$;
@@ -745,7 +881,7 @@ AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'se
 -- transaction: of what is in progress we see our own only.  The id can be that of a
 -- subtransaction, which is assigned after that of the transaction.  One that seems to
 -- be in the future is from before the ids wrapped around, and frozen.
-CREATE FUNCTION idem__is_ours(row_xmin xid)
+CREATE FUNCTION @extschema@.idem__is_ours(row_xmin xid)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -768,23 +904,23 @@ $$;
 -- Whether the row of the key is ours, where that has to be asked: the snapshot of a whole
 -- transaction can see two, one that somebody has dropped since, and our own claim after
 -- that.  Ours is the truth.
-CREATE FUNCTION idem__only_ours_counts(key idem__key)
+CREATE FUNCTION @extschema@.idem__only_ours_counts(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	IF NOT idem__keeps_snapshot() THEN
+	IF NOT @extschema@.idem__keeps_snapshot() THEN
 		RETURN false;
 	END IF;
-	RETURN EXISTS (SELECT FROM idem_claims AS c
+	RETURN EXISTS (SELECT FROM @extschema@.idem_claims AS c
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			AND idem__is_ours(c.xmin));
+			AND @extschema@.idem__is_ours(c.xmin));
 END
 $$;
 
 -- What was done to a lease must survive a crash once it was committed.  That is all:
 -- whether to wait for standbys stays the caller's choice.
-CREATE FUNCTION idem__commit_synchronously()
+CREATE FUNCTION @extschema@.idem__commit_synchronously()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -799,7 +935,7 @@ $$;
 
 -- A call's deadline: its argument, or the setting idem.wait.  '-infinity': it does not
 -- wait; 'infinity': until cancelled.
-CREATE FUNCTION idem__deadline(wait interval)
+CREATE FUNCTION @extschema@.idem__deadline(wait interval)
 RETURNS timestamptz
 LANGUAGE plpgsql
 AS $$
@@ -808,15 +944,15 @@ DECLARE
 	parts text[];
 	wait_ms numeric := 5000;
 BEGIN
-	IF idem__has_months(wait) THEN
-		PERFORM idem__raise('ID400', 'wait must not have months',
+	IF @extschema@.idem__has_months(wait) THEN
+		PERFORM @extschema@.idem__raise('ID400', 'wait must not have months',
 			'Fix the client: give it in days, hours or shorter units. To wait until cancelled, set idem.wait to -1 and leave wait out.');
 	ELSIF wait < interval '0' THEN
-		PERFORM idem__raise('ID400', 'wait must not be negative', 'Fix the client: ''0'' does not wait at all.');
+		PERFORM @extschema@.idem__raise('ID400', 'wait must not be negative', 'Fix the client: ''0'' does not wait at all.');
 	ELSIF wait IS NOT NULL THEN
 		RETURN CASE WHEN wait = interval '0' THEN '-infinity'
 			WHEN wait > interval '36500 days' THEN 'infinity'
-			ELSE clock_timestamp() + idem__without_days(wait) END;
+			ELSE clock_timestamp() + @extschema@.idem__without_days(wait) END;
 	END IF;
 
 	IF setting IS NOT NULL THEN
@@ -824,7 +960,7 @@ BEGIN
 		wait_ms := round(parts[1]::numeric * CASE coalesce(parts[2], 'ms') WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1
 			WHEN 's' THEN 1000 WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 ELSE 86400000 END);
 		IF wait_ms IS NULL OR wait_ms NOT BETWEEN -1 AND 2147483647 THEN
-			PERFORM idem__raise('22023', pg_catalog.format('invalid value for parameter "idem.wait": "%s"', setting),
+			PERFORM @extschema@.idem__raise('22023', pg_catalog.format('invalid value for parameter "idem.wait": "%s"', setting),
 				'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".');
 		END IF;
 	END IF;
@@ -841,7 +977,7 @@ $$;
 -- a savepoint is not waited for any longer, and several holders, one after the other,
 -- do not have a deadline each.  They grow from 100 ms, so that this is noticed soon, to
 -- more than deadlock_timeout, so that deadlocks are detected.
-CREATE FUNCTION idem__bound_lock_waits(deadline timestamptz, slices_before int4)
+CREATE FUNCTION @extschema@.idem__bound_lock_waits(deadline timestamptz, slices_before int4)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -860,43 +996,75 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem__raise_outcome(outcome text, key idem__key)
+CREATE FUNCTION @extschema@.idem__raise_outcome(outcome text, key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	CASE outcome
 		WHEN 'failed' THEN
-			PERFORM idem__raise_of_key('ID417', 'request has failed for good',
+			PERFORM @extschema@.idem__raise_of_key('ID417', 'request has failed for good',
 				'Do not retry it: use a new request id. idem_result(user_id, request_id, scope) has the stored error.', key);
 		WHEN 'in_progress' THEN
-			PERFORM idem__raise_of_key('ID409', 'request is being executed', 'Retry the same request later.', key);
+			PERFORM @extschema@.idem__raise_of_key('ID409', 'request is being executed', 'Retry the same request later.', key);
 		WHEN 'timed_out' THEN
-			PERFORM idem__raise_of_key('ID503', 'request is still being executed after the wait',
+			PERFORM @extschema@.idem__raise_of_key('ID503', 'request is still being executed after the wait',
 				'Retry the same request later.', key);
 		WHEN 'unknown' THEN
-			PERFORM idem__raise_of_key('ID424', 'request''s lease lapsed, and whether it was executed is unknown',
+			PERFORM @extschema@.idem__raise_of_key('ID424', 'request''s lease lapsed, and whether it was executed is unknown',
 				'Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget().', key);
 		WHEN 'mismatch' THEN
-			PERFORM idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
+			PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
 				'Fix the client: a new request needs a new request id.', key);
 		WHEN 'stale' THEN
-			PERFORM idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
+			PERFORM @extschema@.idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
 				'Check the state, then use a new request id.', key);
 	END CASE;
 END
 $$;
 
-CREATE FUNCTION idem__outcome_of_passed(deadline timestamptz)
+CREATE FUNCTION @extschema@.idem__outcome_of_passed(deadline timestamptz)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
+
+-- One row for a moment for each lease that is being claimed.
+CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
+	key_hash int8 PRIMARY KEY
+) WITH (
+	autovacuum_vacuum_scale_factor = 0,
+	autovacuum_vacuum_threshold = 1000,
+	autovacuum_vacuum_insert_threshold = -1,
+	autovacuum_vacuum_cost_delay = 0
+);
+
+COMMENT ON TABLE @extschema@.idem_lease_locks IS 'orders the claims of a lease; no row in it is ever committed';
+
+-- Locks the key for leases until the transaction ends, or the subtransaction is undone.  An
+-- advisory lock would do, but its number can be computed and locked by everybody.  So the
+-- hash of the key is inserted into a table that only we can write: another lease of the key
+-- waits in its insert until we have ended.  Deleted at once, the row is dead whatever
+-- becomes of the transaction.  By its ctid, which no serializable transaction takes for a
+-- read of others' rows.
+CREATE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	inserted tid;
+BEGIN
+	INSERT INTO @extschema@.idem_lease_locks AS l (key_hash)
+	VALUES (hashtextextended(@extschema@.idem__held_text(key), 0))
+	ON CONFLICT (key_hash) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
+	DELETE FROM @extschema@.idem_lease_locks AS l WHERE l.ctid = inserted;
+END
+$$;
 
 -- Whether another transaction is deleting the row: then we see it, and not even a lock
 -- that an update leaves room for can be had.  A row that the transaction has changed before
 -- is not meant, which is found by waiting for it; nor one that is gone, and that an old
 -- snapshot still sees.
-CREATE FUNCTION idem__is_being_deleted(key idem__key)
+CREATE FUNCTION @extschema@.idem__is_being_deleted(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -905,10 +1073,10 @@ DECLARE
 	is_free boolean;
 BEGIN
 	PERFORM set_config('lock_timeout', '1', true);
-	PERFORM FROM idem_claims AS c
+	PERFORM FROM @extschema@.idem_claims AS c
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 	is_there := FOUND;
-	PERFORM FROM idem_claims AS c
+	PERFORM FROM @extschema@.idem_claims AS c
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 	FOR KEY SHARE SKIP LOCKED;
 	is_free := FOUND;
@@ -925,15 +1093,15 @@ $$;
 
 -- Until when a claim that is made or settled now is remembered: its ttl from now on, or
 -- from the key's own time where that is later; and not shorter than its lease.
-CREATE FUNCTION idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
+CREATE FUNCTION @extschema@.idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
 RETURNS timestamptz
 LANGUAGE sql VOLATILE
-AS $$ SELECT idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
+AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
 
 -- Whether a key of that time, without a row, may have been executed and forgotten.  A
 -- claim of it made at c is remembered until max(c, key_time) + ttl at least, if it was
 -- made under this policy: see idem_scopes_guard().
-CREATE FUNCTION idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz)
+CREATE FUNCTION @extschema@.idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -966,7 +1134,7 @@ $$;
  * wants to lock a table would wait for the sleeper, and the holder of the lease behind
  * that.
  *
- * Leases are ordered by a lock of their key.  A token is drawn and its row written under
+ * Leases are ordered by a lock of their key (idem__lock_key()).  A token is drawn and its row written under
  * it, and it is held until the transaction ends: so tokens grow from holder to holder,
  * also where the row was deleted in between.  No transaction is waited for in the
  * meantime, or its own second claim could wait for us: a lease whose look under the lock
@@ -981,10 +1149,10 @@ $$;
  * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
  * wants raises ID400, and is not answered with invalid.
  */
-CREATE FUNCTION idem__claim_key(
-	command text, key idem__key, fingerprint bytea, deadline timestamptz,
+CREATE FUNCTION @extschema@.idem__claim_key(
+	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
 	lease interval, progress jsonb, strict boolean)
-RETURNS idem__answer
+RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -1010,12 +1178,13 @@ DECLARE
 	is_new boolean;				-- the row
 	is_ours boolean;			-- of this transaction
 	seen record;				-- the row that is there
-	claim idem_claims;			-- the row that a claim stores
+	claim @extschema@.idem_claims;			-- the row that a claim stores
 	claim_from timestamptz;
 	outcome text;
-	answer idem__answer;
+	answer @extschema@.idem__answer;
+	ignored text;				-- assigned rather than performed: that needs no query
 BEGIN
-	PERFORM idem__require_writable(command);
+	ignored := @extschema@.idem__require_writable(command);
 	LOOP
 		outcome := NULL;
 		answer := NULL;
@@ -1024,58 +1193,58 @@ BEGIN
 		locking_policy := policy_refused;
 		BEGIN
 			IF locking_policy THEN
-				catching := idem__bound_lock_waits(patience, slices);
-				LOCK TABLE idem_scopes IN ROW SHARE MODE;
+				catching := @extschema@.idem__bound_lock_waits(patience, slices);
+				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
 				locking_policy := false;
 			END IF;
-			catching := idem__bound_lock_waits(CASE WHEN policy_refused OR (lease IS NOT NULL AND NOT only_waiting)
+			catching := @extschema@.idem__bound_lock_waits(CASE WHEN policy_refused OR (lease IS NOT NULL AND NOT only_waiting)
 				THEN '-infinity' ELSE patience END, slices);
 
 			-- 1
-			SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
-			IF NOT policy.has_settings AND idem__keeps_snapshot() THEN
-				PERFORM idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
+			SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
+			IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
+				PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
 					'Retry the transaction.');
 			END IF;
-			key_time := CASE WHEN policy.uuidv7 THEN idem__key_time(key) END;
+			key_time := CASE WHEN policy.uuidv7 THEN @extschema@.idem__key_time(key) END;
 			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
 				outcome := 'invalid';
 				RAISE SQLSTATE 'ID001';
 			END IF;
 			IF lease IS NOT NULL THEN
-				PERFORM idem__check_lease_max(key, lease, policy.lease_max);
+				PERFORM @extschema@.idem__check_lease_max(key, lease, policy.lease_max);
 			END IF;
 			IF progress IS NOT NULL THEN
-				PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+				PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 			END IF;
 
 			claim := NULL;
 			IF lease IS NOT NULL AND NOT has_looked THEN
 				has_looked := true;
-				only_waiting := EXISTS (SELECT FROM idem_claims AS c
+				only_waiting := EXISTS (SELECT FROM @extschema@.idem_claims AS c
 					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope);
 			END IF;
 			IF lease IS NOT NULL AND NOT only_waiting THEN
-				PERFORM pg_advisory_xact_lock(hashtextextended(idem__held_text(key), 0));
-				claim.token := nextval('idem_token_seq');
+				PERFORM @extschema@.idem__lock_key(key);
+				claim.token := nextval('@extschema@.idem_token_seq');
 			END IF;
 
 			-- 2 and 9
 			claim_from := clock_timestamp();
 			claim.state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
 			claim.lease_until := claim_from + lease;
-			claim.expires_at := idem__remembered_until(policy.ttl, key_time, claim.lease_until);
+			claim.expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, claim.lease_until);
 			claim.fingerprint := fingerprint;
 			claim.progress := progress;
 			inserting := true;
 			is_ours := true;
-			INSERT INTO idem_claims (expires_at, lease_until, token, state,
+			INSERT INTO @extschema@.idem_claims (expires_at, lease_until, token, state,
 				request_id, user_id, scope, fingerprint, progress)
 			VALUES (claim.expires_at, claim.lease_until, claim.token, claim.state,
 				key.request_id, key.user_id, key.scope, claim.fingerprint, claim.progress)
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
 			IF FOUND THEN
-				outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
+				outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 					THEN 'stale' ELSE 'claimed' END;
 				IF outcome = 'stale' THEN
 					-- The row is rolled back; under SERIALIZABLE the answer is a read of the absence.
@@ -1084,9 +1253,9 @@ BEGIN
 				END IF;
 			ELSE
 				inserting := false;
-				SELECT c.xmin AS version, idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
+				SELECT c.xmin AS version, @extschema@.idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
 					c.lease_until, c.fingerprint, c.result, c.progress
-				INTO seen FROM idem_claims AS c
+				INTO seen FROM @extschema@.idem_claims AS c
 				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 				ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
 				IF NOT FOUND THEN
@@ -1094,7 +1263,7 @@ BEGIN
 				END IF;
 				is_ours := seen.ours;
 				-- Who was waited for may have changed the policy too.
-				SELECT p.* INTO policy_now FROM idem__policy(key.scope) AS p;
+				SELECT p.* INTO policy_now FROM @extschema@.idem__policy(key.scope) AS p;
 				IF policy_now IS DISTINCT FROM policy THEN
 					RAISE SQLSTATE 'ID001';
 				END IF;
@@ -1102,7 +1271,7 @@ BEGIN
 				IF policy.reclaim AND NOT is_ours AND seen.expires_at <= clock_timestamp()
 					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
 					-- 3
-					outcome := CASE WHEN idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
+					outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 						THEN 'stale' ELSE 'claimed' END;
 				ELSE
 					live := seen.state = 'in_progress' AND NOT is_ours AND seen.lease_until > clock_timestamp();
@@ -1127,7 +1296,7 @@ BEGIN
 					END IF;
 				END IF;
 				IF outcome = 'claimed' THEN
-					PERFORM FROM idem_claims AS c
+					PERFORM FROM @extschema@.idem_claims AS c
 					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 						AND c.xmin = seen.version
 					FOR NO KEY UPDATE;
@@ -1152,10 +1321,10 @@ BEGIN
 				inserting := false;
 				IF NOT policy_refused THEN
 					locking_policy := true;
-					LOCK TABLE idem_scopes IN ROW SHARE MODE NOWAIT;
+					LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
 					locking_policy := false;
 				END IF;
-				SELECT p.* INTO policy_now FROM idem__policy(key.scope) AS p;
+				SELECT p.* INTO policy_now FROM @extschema@.idem__policy(key.scope) AS p;
 				IF policy_now IS DISTINCT FROM policy THEN
 					outcome := NULL;
 					RAISE SQLSTATE 'ID001';
@@ -1170,16 +1339,16 @@ BEGIN
 				-- promised, and the progress, of which it has not been told yet when it passes
 				-- its own; if the answer tells of a predecessor.
 				claim.expires_at := greatest(answer.expires_at,
-					idem__remembered_until(policy.ttl, key_time, claim.lease_until));
-				UPDATE idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
+					@extschema@.idem__remembered_until(policy.ttl, key_time, claim.lease_until));
+				UPDATE @extschema@.idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
 					token = claim.token, state = claim.state, result = NULL,
 					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
 						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
 					progress = coalesce(answer.progress, claim.progress)
 				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-					AND (NOT is_ours OR idem__is_ours(c.xmin));
+					AND (NOT is_ours OR @extschema@.idem__is_ours(c.xmin));
 			END IF;
-			PERFORM set_config('lock_timeout', caller_timeout, true);
+			ignored := set_config('lock_timeout', caller_timeout, true);
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
 				NULL;
@@ -1199,11 +1368,11 @@ BEGIN
 					patience := deadline;
 					IF clock_timestamp() >= deadline THEN
 						was_deleting := deleting;
-						deleting := inserting AND clock_timestamp() < delete_deadline AND idem__is_being_deleted(key);
+						deleting := inserting AND clock_timestamp() < delete_deadline AND @extschema@.idem__is_being_deleted(key);
 						IF deleting THEN
 							patience := clock_timestamp() + interval '100 milliseconds';
 						ELSIF NOT was_deleting THEN		-- else look once more: it may be gone
-							outcome := idem__outcome_of_passed(deadline);
+							outcome := @extschema@.idem__outcome_of_passed(deadline);
 						END IF;
 					END IF;
 				END IF;
@@ -1226,18 +1395,18 @@ BEGIN
 		answer.token := claim.token;
 		answer.expires_at := claim.expires_at;
 		answer.lease_until := claim.lease_until;
-		PERFORM idem__note_claimed(key);
+		ignored := @extschema@.idem__note_claimed(key);
 		-- The token must not be drawn again after a crash.
 		IF lease IS NOT NULL THEN
-			PERFORM idem__commit_synchronously();
+			PERFORM @extschema@.idem__commit_synchronously();
 		END IF;
 	ELSIF outcome <> 'invalid' THEN
-		PERFORM idem__note_answer(key, outcome, answer.result);
+		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), outcome, answer.result);
 	ELSIF strict AND key_time IS NULL THEN
-		PERFORM idem__raise_of_key('ID400', 'request_id is not a version 7 UUID in canonical lower-case form',
+		PERFORM @extschema@.idem__raise_of_key('ID400', 'request_id is not a version 7 UUID in canonical lower-case form',
 			'Fix the client: this scope has key_time = uuidv7 and needs the time in the id.', key);
 	ELSIF strict THEN
-		PERFORM idem__raise_of_key('ID400', 'request id is ahead of the clock',
+		PERFORM @extschema@.idem__raise_of_key('ID400', 'request id is ahead of the clock',
 			'Fix the client: its clock is more than a minute ahead.', key);
 	END IF;
 	RETURN answer;
@@ -1246,54 +1415,54 @@ $$;
 
 -- ----- claiming -----
 
-CREATE FUNCTION idem_claim(
+CREATE FUNCTION @extschema@.idem_claim(
 	user_id text, request_id text, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	deadline constant timestamptz := idem__deadline(wait);
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	deadline constant timestamptz := @extschema@.idem__deadline(wait);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	outcome text;
 BEGIN
 	IF fingerprint IS NOT NULL THEN
-		PERFORM idem__check_fingerprint(fingerprint);
+		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 	END IF;
-	outcome := (idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL, NULL, true)).outcome;
+	outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL, NULL, true)).outcome;
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
-		PERFORM idem__raise_outcome(outcome, key);
+		PERFORM @extschema@.idem__raise_outcome(outcome, key);
 	END IF;
 	RETURN outcome = 'claimed';
 END
 $$;
 
-COMMENT ON FUNCTION idem_claim(text, text, text, bytea, interval) IS
+COMMENT ON FUNCTION @extschema@.idem_claim(text, text, text, bytea, interval) IS
 'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
 
-CREATE FUNCTION idem_try_claim(
+CREATE FUNCTION @extschema@.idem_try_claim(
 	user_id text, request_id text, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL, lease interval DEFAULT NULL,
-	OUT outcome idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
+	OUT outcome @extschema@.idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
 	OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	deadline constant timestamptz := idem__deadline(wait);
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
-	answer idem__answer;
+	deadline constant timestamptz := @extschema@.idem__deadline(wait);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	answer @extschema@.idem__answer;
 BEGIN
-	PERFORM idem__check_fingerprint(fingerprint);
-	lease := idem__check_lease(lease);
+	PERFORM @extschema@.idem__check_fingerprint(fingerprint);
+	lease := @extschema@.idem__check_lease(lease);
 	IF progress IS NOT NULL AND lease IS NULL THEN
-		PERFORM idem__raise('ID400', 'progress needs a lease',
+		PERFORM @extschema@.idem__raise('ID400', 'progress needs a lease',
 			'Fix the client: pass lease too, or leave progress out.');
 	END IF;
-	answer := idem__claim_key('idem_try_claim()', key, fingerprint, deadline, lease, progress, true);
+	answer := @extschema@.idem__claim_key('idem_try_claim()', key, fingerprint, deadline, lease, progress, true);
 	outcome := answer.outcome;
 	result := answer.result;
 	progress := answer.progress;
@@ -1303,39 +1472,39 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION idem_try_claim(text, text, text, bytea, interval, interval, jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval, interval, jsonb) IS
 'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
 
 -- One element of a batch.  One that is not valid harms no other.
-CREATE FUNCTION idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
-RETURNS idem__answer
+CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
+RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
 		AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64) THEN
-		RETURN idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::idem__key,
+		RETURN @extschema@.idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::@extschema@.idem__key,
 			fingerprint, deadline, NULL, NULL, false);
 	END IF;
-	RETURN ROW ('invalid', NULL, NULL, NULL, NULL, NULL)::idem__answer;
+	RETURN ROW ('invalid', NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
 END
 $$;
 
 -- The keys are claimed in their order, whatever the order of the arrays, so that batches
 -- that come first in their transactions never wait for each other in a circle.
-CREATE FUNCTION idem_claim_many(
+CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids text[], request_ids text[], scope text DEFAULT '',
 	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
-RETURNS TABLE (ordinal int4, outcome idem_outcome, result jsonb)
+RETURNS TABLE (ordinal int4, outcome @extschema@.idem_outcome, result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	deadline constant timestamptz := idem__deadline(wait);
+	deadline constant timestamptz := @extschema@.idem__deadline(wait);
 	refused text;
 BEGIN
-	PERFORM idem__check_scope(scope);
+	PERFORM @extschema@.idem__check_scope(scope);
 	refused := CASE
 		WHEN user_ids IS NULL THEN 'user_ids and request_ids must not be null'
 		WHEN array_ndims(user_ids) > 1 THEN 'arrays must have one dimension'
@@ -1344,22 +1513,22 @@ BEGIN
 		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
 			THEN 'arrays must have the same length' END;
 	IF refused IS NOT NULL THEN
-		PERFORM idem__raise('ID400', refused,
+		PERFORM @extschema@.idem__raise('ID400', refused,
 			'Fix the client: pass one-dimensional arrays of the same length, one element a request.');
 	END IF;
-	PERFORM idem__require_writable('idem_claim_many()');
+	PERFORM @extschema@.idem__require_writable('idem_claim_many()');
 
 	RETURN QUERY
 	SELECT e.n::int4, a.outcome, a.result
 	FROM (SELECT t.n, t.user_id, t.request_id, t.fingerprint
 			FROM unnest(user_ids, request_ids, fingerprints) WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
 			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e,
-		idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a
+		@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a
 	ORDER BY e.n;
 END
 $$;
 
-COMMENT ON FUNCTION idem_claim_many(text[], text[], text, bytea[], interval) IS
+COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], text[], text, bytea[], interval) IS
 'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';
 
 -- ----- settling -----
@@ -1368,24 +1537,24 @@ COMMENT ON FUNCTION idem_claim_many(text[], text[], text, bytea[], interval) IS
 -- none.  Waits for who has it, for idem.wait, and then raises ID503 (ID409 for '0').
 -- token: that of the row that is wanted; another row is returned without waiting for who
 -- has locked it.  NULL: any.
-CREATE FUNCTION idem__lock_row(key idem__key, deadline timestamptz, token int8)
-RETURNS idem_claims
+CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
+RETURNS @extschema@.idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
-	keeps_snapshot constant boolean := idem__keeps_snapshot();
-	only_ours constant boolean := idem__only_ours_counts(key);
+	keeps_snapshot constant boolean := @extschema@.idem__keeps_snapshot();
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	slices int4 := 0;
 	catching boolean;
 	inserting boolean;
 	is_absent boolean;
-	locked idem_claims;
+	locked @extschema@.idem_claims;
 BEGIN
 	LOOP
 		-- Mostly nobody is in the way.
 		IF NOT keeps_snapshot THEN
-			SELECT c.* INTO locked FROM idem_claims AS c
+			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
 			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 			FOR NO KEY UPDATE SKIP LOCKED;
 			IF FOUND THEN
@@ -1394,11 +1563,11 @@ BEGIN
 		END IF;
 
 		BEGIN
-			catching := idem__bound_lock_waits(deadline, slices);
+			catching := @extschema@.idem__bound_lock_waits(deadline, slices);
 			-- What the key's row is going to be is found out as a claim does it, see
 			-- idem__claim_key(): by inserting it, which is undone.
 			inserting := true;
-			INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+			INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope)
 			VALUES ('-infinity', 'completed', key.request_id, key.user_id, key.scope)
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
 			is_absent := FOUND;
@@ -1407,13 +1576,13 @@ BEGIN
 				RAISE SQLSTATE 'ID001';
 			END IF;
 
-			SELECT c.* INTO locked FROM idem_claims AS c
+			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
 			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-				AND (NOT only_ours OR idem__is_ours(c.xmin));
+				AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 			IF FOUND AND (idem__lock_row.token IS NULL OR locked.token IS NOT DISTINCT FROM idem__lock_row.token) THEN
-				SELECT c.* INTO locked FROM idem_claims AS c
+				SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
 				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-					AND (NOT only_ours OR idem__is_ours(c.xmin))
+					AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin))
 				FOR NO KEY UPDATE;
 			END IF;
 			IF FOUND THEN
@@ -1435,7 +1604,7 @@ BEGIN
 				IF NOT catching THEN
 					RAISE;
 				ELSIF clock_timestamp() >= deadline THEN
-					PERFORM idem__raise_outcome(idem__outcome_of_passed(deadline), key);
+					PERFORM @extschema@.idem__raise_outcome(@extschema@.idem__outcome_of_passed(deadline), key);
 				END IF;
 				slices := slices + 1;
 		END;
@@ -1446,28 +1615,28 @@ $$;
 -- The row of a lease, locked, if the token is its holder's; else ID410.  The token
 -- decides, never the clock: a holder whose lease lapsed and was not taken over still
 -- holds it.
-CREATE FUNCTION idem__lock_lease(key idem__key, token int8)
-RETURNS idem_claims
+CREATE FUNCTION @extschema@.idem__lock_lease(key @extschema@.idem__key, token int8)
+RETURNS @extschema@.idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant idem_claims := idem__lock_row(key, idem__deadline(NULL), token);
+	locked constant @extschema@.idem_claims := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), token);
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
-		PERFORM idem__raise_of_key('ID410', 'lease is lost',
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
 			'Stop, and roll back: somebody else holds the request, or it was settled or dropped.', key);
 	END IF;
 	RETURN locked;
 END
 $$;
 
-CREATE FUNCTION idem__require_unsettled(key idem__key, lease idem_claims)
+CREATE FUNCTION @extschema@.idem__require_unsettled(key @extschema@.idem__key, lease @extschema@.idem_claims)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
 	IF lease.state::text <> 'in_progress' THEN
-		PERFORM idem__raise_of_key('ID410', 'lease is settled',
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is settled',
 			'Stop, and roll back: the request is completed or failed.', key);
 	END IF;
 END
@@ -1486,25 +1655,25 @@ $$;
  * attempt.  A healed row has no lease_until: the holder who comes late learns that the
  * request is settled, not that it lost something.
  */
-CREATE FUNCTION idem__settle(command text, key idem__key, token int8, new_state text, new_result jsonb)
+CREATE FUNCTION @extschema@.idem__settle(command text, key @extschema@.idem__key, token int8, new_state text, new_result jsonb)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	unsettled constant boolean := idem__is_unsettled(key);
-	only_ours constant boolean := token IS NULL OR idem__only_ours_counts(key);
+	unsettled constant boolean := @extschema@.idem__is_unsettled(key);
+	only_ours constant boolean := token IS NULL OR @extschema@.idem__only_ours_counts(key);
 	policy record;
-	was idem_claims;
+	was @extschema@.idem_claims;
 	is_healed boolean;
 	new_expires_at timestamptz;
 BEGIN
-	PERFORM idem__require_writable(command);
-	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
-	PERFORM idem__check_size(key, 'result', new_result, policy.result_max_bytes);
+	PERFORM @extschema@.idem__require_writable(command);
+	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
+	PERFORM @extschema@.idem__check_size(key, 'result', new_result, policy.result_max_bytes);
 
 	IF token IS NOT NULL THEN
 		BEGIN
-			was := idem__lock_lease(key, token);
+			was := @extschema@.idem__lock_lease(key, token);
 			IF was.state::text <> 'in_progress' THEN
 				RAISE SQLSTATE 'ID001';		-- gives the lock back
 			END IF;
@@ -1512,11 +1681,11 @@ BEGIN
 			WHEN SQLSTATE 'ID001' THEN
 		END;
 	ELSE
-		SELECT c.* INTO was FROM idem_claims AS c
+		SELECT c.* INTO was FROM @extschema@.idem_claims AS c
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			AND idem__is_ours(c.xmin);
+			AND @extschema@.idem__is_ours(c.xmin);
 		IF NOT FOUND THEN
-			PERFORM idem__raise_of_key('ID410', 'request is not held by this transaction',
+			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
 				'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
 		END IF;
 	END IF;
@@ -1525,109 +1694,109 @@ BEGIN
 		is_healed := was.token IS NOT NULL AND was.lease_until IS NULL AND was.state::text = 'completed';
 		IF (is_healed AND new_state <> 'completed') OR (NOT is_healed
 			AND (was.state::text <> new_state OR was.result IS DISTINCT FROM new_result)) THEN
-			PERFORM idem__raise_of_key('ID410', 'request is settled already, in another way',
+			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is settled already, in another way',
 				'Settle a request once; a repeat must be identical.', key);
 		END IF;
 		RETURN false;
 	END IF;
 
-	new_expires_at := greatest(was.expires_at, idem__remembered_until(policy.ttl, NULL, NULL));
+	new_expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL, NULL));
 	-- Completing a marker as a marker needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
-		UPDATE idem_claims AS c SET state = new_state::idem_state, result = new_result, expires_at = new_expires_at
+		UPDATE @extschema@.idem_claims AS c SET state = new_state::@extschema@.idem_state, result = new_result, expires_at = new_expires_at
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			AND (NOT only_ours OR idem__is_ours(c.xmin));
+			AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	END IF;
-	PERFORM idem__note_settled(key, new_result);
+	PERFORM @extschema@.idem__note_settled(key, new_result);
 	IF was.token IS NOT NULL THEN
-		PERFORM idem__commit_synchronously();
+		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
 	RETURN true;
 END
 $$;
 
-CREATE FUNCTION idem_complete(result jsonb DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idem__settle('idem_complete()', idem__only_unsettled('idem_complete()'), NULL, 'completed', result);
+	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__only_unsettled('idem_complete()'), NULL, 'completed', result);
 END
 $$;
 
-COMMENT ON FUNCTION idem_complete(jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_complete(jsonb) IS
 'stores the response of the only request that this transaction holds unsettled';
 
-CREATE FUNCTION idem_complete(
+CREATE FUNCTION @extschema@.idem_complete(
 	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	PERFORM idem__check_token(token);
-	RETURN idem__settle('idem_complete()', key, token, 'completed', result);
+	PERFORM @extschema@.idem__check_token(token);
+	RETURN @extschema@.idem__settle('idem_complete()', key, token, 'completed', result);
 END
 $$;
 
-COMMENT ON FUNCTION idem_complete(text, text, jsonb, int8, text) IS
+COMMENT ON FUNCTION @extschema@.idem_complete(text, text, jsonb, int8, text) IS
 'stores the response of a request that this transaction holds, or whose lease has the token: true, stored; false, an identical repeat';
 
-CREATE FUNCTION idem_fail(error jsonb)
+CREATE FUNCTION @extschema@.idem_fail(error jsonb)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idem__settle('idem_fail()', idem__only_unsettled('idem_fail()'), NULL, 'failed', error);
+	RETURN @extschema@.idem__settle('idem_fail()', @extschema@.idem__only_unsettled('idem_fail()'), NULL, 'failed', error);
 END
 $$;
 
-COMMENT ON FUNCTION idem_fail(jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_fail(jsonb) IS
 'ends the only request that this transaction holds unsettled as failed; commit, or it is not recorded';
 
-CREATE FUNCTION idem_fail(
+CREATE FUNCTION @extschema@.idem_fail(
 	user_id text, request_id text, error jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	PERFORM idem__check_token(token);
-	RETURN idem__settle('idem_fail()', key, token, 'failed', error);
+	PERFORM @extschema@.idem__check_token(token);
+	RETURN @extschema@.idem__settle('idem_fail()', key, token, 'failed', error);
 END
 $$;
 
-COMMENT ON FUNCTION idem_fail(text, text, jsonb, int8, text) IS
+COMMENT ON FUNCTION @extschema@.idem_fail(text, text, jsonb, int8, text) IS
 'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
 
-CREATE FUNCTION idem_heal(user_id text, request_id text, result jsonb, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_heal(user_id text, request_id text, result jsonb, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := idem__only_ours_counts(key);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	policy record;
 	state text;
 	remembered_until timestamptz;
 BEGIN
-	PERFORM idem__require_writable('idem_heal()');
-	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
-	PERFORM idem__check_size(key, 'result', result, policy.result_max_bytes);
+	PERFORM @extschema@.idem__require_writable('idem_heal()');
+	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
+	PERFORM @extschema@.idem__check_size(key, 'result', result, policy.result_max_bytes);
 	BEGIN
-		state := (idem__lock_row(key, idem__deadline(NULL), NULL)).state;
+		state := (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), NULL)).state;
 		IF state = 'completed' THEN
 			RAISE SQLSTATE 'ID001';		-- gives the lock back
 		END IF;
@@ -1636,255 +1805,267 @@ BEGIN
 			RETURN false;
 	END;
 	IF state IS NULL THEN
-		PERFORM idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
 	ELSIF state = 'failed' THEN
-		PERFORM idem__raise_of_key('ID410', 'request has failed for good',
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 			'It is settled: its holder gave up after the work that was found, or before.', key);
 	END IF;
-	remembered_until := idem__remembered_until(policy.ttl, NULL, NULL);
-	UPDATE idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
+	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL, NULL);
+	UPDATE @extschema@.idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
 		expires_at = greatest(c.expires_at, remembered_until)
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-		AND (NOT only_ours OR idem__is_ours(c.xmin));
-	PERFORM idem__note_settled(key, result), idem__commit_synchronously();
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	PERFORM @extschema@.idem__note_settled(key, result), @extschema@.idem__commit_synchronously();
 	RETURN true;
 END
 $$;
 
-COMMENT ON FUNCTION idem_heal(text, text, jsonb, text) IS
+COMMENT ON FUNCTION @extschema@.idem_heal(text, text, jsonb, text) IS
 'settles a lease, whoever holds it, for somebody who found its work done: true, settled; false, it was';
 
-CREATE FUNCTION idem_forget(user_id text, request_id text, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_forget(user_id text, request_id text, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := idem__only_ours_counts(key);
-	was idem_claims;
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+	was @extschema@.idem_claims;
 BEGIN
-	PERFORM idem__require_writable('idem_forget()');
-	was := idem__lock_row(key, idem__deadline(NULL), NULL);
+	PERFORM @extschema@.idem__require_writable('idem_forget()');
+	was := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), NULL);
 	IF was.state IS NULL THEN
 		RETURN false;
 	END IF;
-	DELETE FROM idem_claims AS c
+	DELETE FROM @extschema@.idem_claims AS c
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-		AND (NOT only_ours OR idem__is_ours(c.xmin));
-	PERFORM idem__note_settled(key, NULL);
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	PERFORM @extschema@.idem__note_dropped(key);
 	IF was.token IS NOT NULL THEN
-		PERFORM idem__commit_synchronously();
+		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
 	RETURN true;
 END
 $$;
 
-COMMENT ON FUNCTION idem_forget(text, text, text) IS
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text, text) IS
 'operator: drops a request, so that it can be executed again: true, dropped; false, there was none';
 
 -- ----- leases -----
 
-CREATE FUNCTION idem_extend(
+CREATE FUNCTION @extschema@.idem_extend(
 	user_id text, request_id text, token int8,
 	lease interval DEFAULT NULL, progress jsonb DEFAULT NULL, scope text DEFAULT '')
 RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	length constant interval := idem__check_lease(lease);
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := idem__only_ours_counts(key);
+	length constant interval := @extschema@.idem__check_lease(lease);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	policy record;
 	until timestamptz;
 BEGIN
-	PERFORM idem__require_token(token), idem__require_writable('idem_extend()');
-	SELECT p.* INTO policy FROM idem__policy(key.scope) AS p;
-	PERFORM idem__check_lease_max(key, length, policy.lease_max);
-	PERFORM idem__check_size(key, 'progress', progress, policy.result_max_bytes);
-	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_extend()');
+	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
+	PERFORM @extschema@.idem__check_lease_max(key, length, policy.lease_max);
+	PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
 	until := clock_timestamp() + coalesce(length, policy.lease);
-	UPDATE idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, idem__whole_second(until)),
+	UPDATE @extschema@.idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, @extschema@.idem__whole_second(until)),
 		progress = coalesce(idem_extend.progress, c.progress)
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-		AND (NOT only_ours OR idem__is_ours(c.xmin));
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	RETURN until;
 END
 $$;
 
-COMMENT ON FUNCTION idem_extend(text, text, int8, interval, jsonb, text) IS
+COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
 'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
 
 -- Forgets the progress: what it stands for was undone.
-CREATE FUNCTION idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := idem__only_ours_counts(key);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 BEGIN
-	PERFORM idem__require_token(token), idem__require_writable('idem_release()');
-	IF (idem__lock_row(key, idem__deadline(NULL), token)).state IS NULL THEN
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_release()');
+	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), token)).state IS NULL THEN
 		RETURN false;		-- as after a release before
 	END IF;
-	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
-	DELETE FROM idem_claims AS c
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
+	DELETE FROM @extschema@.idem_claims AS c
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-		AND (NOT only_ours OR idem__is_ours(c.xmin));
-	PERFORM idem__note_settled(key, NULL), idem__commit_synchronously();
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
 	RETURN true;
 END
 $$;
 
-COMMENT ON FUNCTION idem_release(text, text, int8, text) IS
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, int8, text) IS
 'gives a lease up, the next waiter claims: true, released; false, the request is not there';
 
 -- The row's lock is the fence: until this transaction ends nobody can take the lease over.
-CREATE FUNCTION idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	PERFORM idem__require_token(token), idem__require_writable('idem_fence()');
-	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
 END
 $$;
 
-COMMENT ON FUNCTION idem_fence(text, text, int8, text) IS
+COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
 'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';
 
 -- ----- reading -----
 
-CREATE FUNCTION idem__require_latest(command text)
+-- What idem__note_answer() has noted.  That the claim was made is seen in its row: it could
+-- have been undone by ROLLBACK TO, and the note be put back.
+CREATE FUNCTION @extschema@.idem__require_latest(command text)
 RETURNS text
 LANGUAGE plpgsql
 AS $$
+DECLARE
+	latest text := @extschema@.idem__held((SELECT s.secret FROM @extschema@.idem_secret AS s), 'latest');
+	key jsonb;
 BEGIN
-	IF idem__held('latest') IS NULL THEN
-		PERFORM idem__raise('55000', command || ': no claim was made in this transaction',
+	IF latest LIKE 'claimed %' AND split_part(latest, E'\n', 3) <> 'dropped' THEN
+		key := substr(split_part(latest, E'\n', 1), 9);
+		IF NOT EXISTS (SELECT FROM @extschema@.idem_claims AS c
+				WHERE c.user_id = key ->> 0 AND c.request_id = key ->> 1 AND c.scope = key ->> 2
+					AND @extschema@.idem__is_ours(c.xmin)) THEN
+			latest := NULL;
+		END IF;
+	END IF;
+	IF latest IS NULL THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
 			'Claim first, in the same transaction; or pass user_id and request_id to read what is stored.');
 	END IF;
-	RETURN idem__held('latest');
+	RETURN latest;
 END
 $$;
 
-CREATE FUNCTION idem_result()
+CREATE FUNCTION @extschema@.idem_result()
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	PERFORM idem__require_latest('idem_result()');
-	RETURN idem__held('result')::jsonb;
+	RETURN nullif(split_part(@extschema@.idem__require_latest('idem_result()'), E'\n', 2), '')::jsonb;
 END
 $$;
 
-COMMENT ON FUNCTION idem_result() IS
+COMMENT ON FUNCTION @extschema@.idem_result() IS
 'result of the request of the latest claim call of this transaction, as stored so far';
 
-CREATE FUNCTION idem_status()
-RETURNS idem_outcome
+CREATE FUNCTION @extschema@.idem_status()
+RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN split_part(idem__require_latest('idem_status()'), ' ', 1)::idem_outcome;
+	RETURN split_part(@extschema@.idem__require_latest('idem_status()'), ' ', 1)::@extschema@.idem_outcome;
 END
 $$;
 
-COMMENT ON FUNCTION idem_status() IS
+COMMENT ON FUNCTION @extschema@.idem_status() IS
 'outcome of the latest claim call of this transaction';
 
 -- See idem__only_ours_counts().
-CREATE FUNCTION idem__latest_row(key idem__key)
-RETURNS SETOF idem_claims
+CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key)
+RETURNS SETOF @extschema@.idem_claims
 LANGUAGE sql STABLE ROWS 1
 AS $$
-	SELECT c.* FROM idem_claims AS c
+	SELECT c.* FROM @extschema@.idem_claims AS c
 	WHERE c.user_id = (key).user_id AND c.request_id = (key).request_id AND c.scope = (key).scope
-	ORDER BY idem__is_ours(c.xmin) DESC LIMIT 1
+	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1
 $$;
 
 -- As a claim would see it: an expired row of a scope with expired = reclaim is absent.
-CREATE FUNCTION idem__as_claim_sees(key idem__key)
+CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key)
 RETURNS TABLE (outcome text, result jsonb)
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
 			THEN 'unknown' ELSE c.state::text END, c.result
-	FROM idem__latest_row(key) AS c, idem__policy((key).scope) AS p
+	FROM @extschema@.idem__latest_row(key) AS c, @extschema@.idem__policy((key).scope) AS p
 	WHERE NOT (p.reclaim AND c.expires_at <= clock_timestamp()
 		AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
 $$;
 
-CREATE FUNCTION idem_result(user_id text, request_id text, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_result(user_id text, request_id text, scope text DEFAULT '')
 RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	RETURN (SELECT s.result FROM idem__as_claim_sees(key) AS s);
+	RETURN (SELECT s.result FROM @extschema@.idem__as_claim_sees(key) AS s);
 END
 $$;
 
-COMMENT ON FUNCTION idem_result(text, text, text) IS
+COMMENT ON FUNCTION @extschema@.idem_result(text, text, text) IS
 'stored result of a request, or error of a failed one; NULL if there is none';
 
-CREATE FUNCTION idem_status(user_id text, request_id text, scope text DEFAULT '')
-RETURNS idem_outcome
+CREATE FUNCTION @extschema@.idem_status(user_id text, request_id text, scope text DEFAULT '')
+RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	RETURN (SELECT s.outcome FROM idem__as_claim_sees(key) AS s);
+	RETURN (SELECT s.outcome FROM @extschema@.idem__as_claim_sees(key) AS s);
 END
 $$;
 
-COMMENT ON FUNCTION idem_status(text, text, text) IS
+COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
 'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
 
-CREATE FUNCTION idem_lookup(user_id text, request_id text, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem_lookup(user_id text, request_id text, scope text DEFAULT '')
 RETURNS TABLE (
-	state idem_state, expires_at timestamptz, lease_until timestamptz,
+	state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
 	fingerprint bytea, result jsonb, progress jsonb)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
-	FROM idem__latest_row(key) AS c;
+	FROM @extschema@.idem__latest_row(key) AS c;
 END
 $$;
 
-COMMENT ON FUNCTION idem_lookup(text, text, text) IS
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
 'all that is stored of a request but its token; no row if it is not remembered';
 
 -- ----- cleaning -----
 
 -- One row a batch, or for all batches of more than a week ago: a row that counts would be
 -- updated for ever, and be waited for by other cleaners.
-CREATE TABLE idem_cleanup_batches (
+CREATE TABLE @extschema@.idem_cleanup_batches (
 	finished_at timestamptz NOT NULL,
 	batches int8 NOT NULL,
 	rows_deleted int8 NOT NULL,
@@ -1893,28 +2074,28 @@ CREATE TABLE idem_cleanup_batches (
 	more boolean NOT NULL
 );
 
-CREATE INDEX idem_cleanup_batches_finished_at_idx ON idem_cleanup_batches (finished_at);
+CREATE INDEX idem_cleanup_batches_finished_at_idx ON @extschema@.idem_cleanup_batches (finished_at);
 
-COMMENT ON TABLE idem_cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
-COMMENT ON COLUMN idem_cleanup_batches.more IS 'it left expired claims behind';
+COMMENT ON TABLE @extschema@.idem_cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
+COMMENT ON COLUMN @extschema@.idem_cleanup_batches.more IS 'it left expired claims behind';
 
-CREATE FUNCTION idem__note_batch(begun timestamptz, rows_deleted int8, more boolean)
+CREATE FUNCTION @extschema@.idem__note_batch(begun timestamptz, rows_deleted int8, more boolean)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	seconds constant float8 := date_part('epoch', clock_timestamp() - begun);
 BEGIN
-	INSERT INTO idem_cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
+	INSERT INTO @extschema@.idem_cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
 	-- Now and then
-	IF (SELECT count(*) >= 1000 FROM (SELECT FROM idem_cleanup_batches AS b
+	IF (SELECT count(*) >= 1000 FROM (SELECT FROM @extschema@.idem_cleanup_batches AS b
 			WHERE b.finished_at < clock_timestamp() - interval '7 days' LIMIT 1000) AS old) THEN
 		WITH old AS (
-			DELETE FROM idem_cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
-				SELECT b2.ctid FROM idem_cleanup_batches AS b2
+			DELETE FROM @extschema@.idem_cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
+				SELECT b2.ctid FROM @extschema@.idem_cleanup_batches AS b2
 				WHERE b2.finished_at < clock_timestamp() - interval '7 days' FOR UPDATE SKIP LOCKED))
 			RETURNING b.*)
-		INSERT INTO idem_cleanup_batches
+		INSERT INTO @extschema@.idem_cleanup_batches
 			SELECT max(o.finished_at), sum(o.batches)::int8, sum(o.rows_deleted)::int8, sum(o.seconds), max(o.max_seconds), false
 			FROM old AS o HAVING count(*) > 0;
 	END IF;
@@ -1925,25 +2106,25 @@ $$;
 -- second.  Rows that others have locked are skipped, never waited for; a live lease, or
 -- one whose fate somebody has to find out, stays.  The cutoff of the caller never gets a
 -- claim removed before its time.
-CREATE FUNCTION idem_cleanup_step(
+CREATE FUNCTION @extschema@.idem_cleanup_step(
 	batch_size int4, start timestamptz, expired_before timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
-	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM idem_settings AS d), 50000);
+	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
 	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
 	chunk_max int8;
 	chunk int8;
 BEGIN
 	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
-		PERFORM idem__raise('ID400', 'batch_size must be between 1 and 1000000',
+		PERFORM @extschema@.idem__raise('ID400', 'batch_size must be between 1 and 1000000',
 			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
 	END IF;
-	PERFORM idem__require_writable('idem_cleanup()');
+	PERFORM @extschema@.idem__require_writable('idem_cleanup()');
 	start := coalesce(start, '-infinity');
 	next_start := start;
 	rows_deleted := 0;
@@ -1951,11 +2132,11 @@ BEGIN
 	LOOP
 		chunk_max := least(rows_max - rows_deleted, 5000);
 		WITH gone AS (
-			DELETE FROM idem_claims AS c WHERE c.ctid = ANY (ARRAY(
-				SELECT e.ctid FROM idem_claims AS e
+			DELETE FROM @extschema@.idem_claims AS c WHERE c.ctid = ANY (ARRAY(
+				SELECT e.ctid FROM @extschema@.idem_claims AS e
 				WHERE e.expires_at >= next_start AND e.expires_at <= cutoff
 					AND NOT (e.state::text = 'in_progress' AND (e.lease_until > clock_timestamp()
-						OR EXISTS (SELECT FROM idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown')))
+						OR EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown')))
 				ORDER BY e.expires_at LIMIT chunk_max
 				FOR UPDATE OF e SKIP LOCKED))
 			RETURNING c.expires_at)
@@ -1964,39 +2145,36 @@ BEGIN
 		more := chunk = chunk_max;
 		EXIT WHEN NOT more OR rows_deleted = rows_max OR clock_timestamp() > begun + interval '1 second';
 	END LOOP;
-	more := more AND EXISTS (SELECT FROM idem_claims AS e WHERE e.expires_at >= next_start AND e.expires_at <= cutoff);
+	more := more AND EXISTS (SELECT FROM @extschema@.idem_claims AS e WHERE e.expires_at >= next_start AND e.expires_at <= cutoff);
 	IF NOT more THEN
 		next_start := greatest(start, cutoff);
 	END IF;
-	PERFORM idem__note_batch(begun, rows_deleted, more);
+	PERFORM @extschema@.idem__note_batch(begun, rows_deleted, more);
 END
 $$;
 
-COMMENT ON FUNCTION idem_cleanup_step(int4, timestamptz, timestamptz) IS
+COMMENT ON FUNCTION @extschema@.idem_cleanup_step(int4, timestamptz, timestamptz) IS
 'for idem_cleanup_all(): one batch, from one low-water mark to the next';
 
-CREATE FUNCTION idem_cleanup(batch_size int4 DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL)
 RETURNS int8
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN (idem_cleanup_step(batch_size, NULL, NULL)).rows_deleted;
+	RETURN (@extschema@.idem_cleanup_step(batch_size, NULL, NULL)).rows_deleted;
 END
 $$;
 
-COMMENT ON FUNCTION idem_cleanup(int4) IS
+COMMENT ON FUNCTION @extschema@.idem_cleanup(int4) IS
 'operator: removes expired claims in this transaction, at most batch_size (NULL: that of idem_settings) and for about a second; returns how many';
 
--- A procedure that commits can have no search_path of its own: its names are qualified
--- here.  The cutoff stays that of the call, so it ends though claims expire all the while.
-DO $block$
-BEGIN
-	EXECUTE pg_catalog.format($create$
-CREATE PROCEDURE idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
+-- A procedure that commits can have no search_path of its own: all names are qualified.
+-- The cutoff stays that of the call, so it ends though claims expire all the while.
+CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
 LANGUAGE plpgsql
-AS $procedure$
+AS $$
 DECLARE
 	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
@@ -2004,45 +2182,42 @@ DECLARE
 BEGIN
 	WHILE more LOOP
 		SELECT step.more, step.next_start INTO more, start
-		FROM %I.idem_cleanup_step(batch_size, start, expired_before) AS step;
+		FROM @extschema@.idem_cleanup_step(batch_size, start, expired_before) AS step;
 		COMMIT;
 	END LOOP;
 END
-$procedure$
-$create$, current_schema());
-END
-$block$;
+$$;
 
-COMMENT ON PROCEDURE idem_cleanup_all(int4) IS
+COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(int4) IS
 'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';
 
-CREATE VIEW idem_stat_cleanup AS
+CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT b.rows_deleted, b.batches, l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds,
 		b.max_seconds AS max_batch_seconds,
-		(SELECT greatest(clock_timestamp() - e.expires_at, '0') FROM idem_claims AS e
+		(SELECT greatest(clock_timestamp() - e.expires_at, '0') FROM @extschema@.idem_claims AS e
 			WHERE NOT (e.state::text = 'in_progress'
-				AND EXISTS (SELECT FROM idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown'))
+				AND EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown'))
 			ORDER BY e.expires_at LIMIT 1) AS oldest_expired_age,
 		coalesce(l.more, false) AS backlog,
-		(SELECT count(*) FROM idem_claims AS e JOIN idem_scopes AS p USING (scope)
+		(SELECT count(*) FROM @extschema@.idem_claims AS e JOIN @extschema@.idem_scopes AS p USING (scope)
 			WHERE e.expires_at <= clock_timestamp() AND e.state::text = 'in_progress' AND p.lapsed = 'unknown') AS rows_unknown,
 		l.finished_at AS last_run
 	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
 				coalesce(sum(t.seconds), 0) AS seconds, coalesce(max(t.max_seconds), 0) AS max_seconds
-			FROM idem_cleanup_batches AS t) AS b
-		LEFT JOIN LATERAL (SELECT t.* FROM idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
+			FROM @extschema@.idem_cleanup_batches AS t) AS b
+		LEFT JOIN LATERAL (SELECT t.* FROM @extschema@.idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
 
-COMMENT ON VIEW idem_stat_cleanup IS
+COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
 'statistics of removing expired claims in this database';
-COMMENT ON COLUMN idem_stat_cleanup.rows_deleted IS 'expired claims removed';
-COMMENT ON COLUMN idem_stat_cleanup.batches IS 'batches committed';
-COMMENT ON COLUMN idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
-COMMENT ON COLUMN idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
-COMMENT ON COLUMN idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
-COMMENT ON COLUMN idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
-COMMENT ON COLUMN idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
-COMMENT ON COLUMN idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
-COMMENT ON COLUMN idem_stat_cleanup.last_run IS 'end of the latest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_deleted IS 'expired claims removed';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.batches IS 'batches committed';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 
 -- ----- Citus -----
 
@@ -2074,30 +2249,30 @@ COMMENT ON COLUMN idem_stat_cleanup.last_run IS 'end of the latest batch';
 
 -- By a query of a table that is on the coordinator only (0.1 ms, over a connection that
 -- Citus keeps)
-CREATE FUNCTION idem__citus_draw_token()
+CREATE FUNCTION @extschema@.idem__citus_draw_token()
 RETURNS int8
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	RETURN nextval('idem_token_seq') FROM idem_token_source;
+	RETURN nextval('@extschema@.idem_token_seq') FROM @extschema@.idem_token_source;
 END
 $$;
 
 -- idem__claim_key_of_node() is idem__claim_key() as on one server, whose token is never
 -- seen by others.
-CREATE FUNCTION idem__citus_claim_key(
-	command text, key idem__key, fingerprint bytea, deadline timestamptz,
+CREATE FUNCTION @extschema@.idem__citus_claim_key(
+	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
 	lease interval, progress jsonb, strict boolean)
-RETURNS idem__answer
+RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	answer idem__answer := idem__claim_key_of_node(command, key, fingerprint, deadline, lease, progress, strict);
+	answer @extschema@.idem__answer := @extschema@.idem__claim_key_of_node(command, key, fingerprint, deadline, lease, progress, strict);
 	node_token constant int8 := answer.token;
 BEGIN
 	IF node_token IS NOT NULL THEN
-		answer.token := idem__citus_draw_token();
-		UPDATE idem_claims AS c SET token = answer.token
+		answer.token := @extschema@.idem__citus_draw_token();
+		UPDATE @extschema@.idem_claims AS c SET token = answer.token
 		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 			AND c.token = node_token;
 	END IF;
@@ -2107,32 +2282,32 @@ $$;
 
 -- It writes: Citus prepares only what has written, so that the loss of a node on which a
 -- row was only locked could pass unnoticed when another node commits.
-CREATE FUNCTION idem__citus_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
+CREATE FUNCTION @extschema@.idem__citus_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	key constant idem__key := idem__key_of(user_id, request_id, scope);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	PERFORM idem__require_token(token), idem__require_writable('idem_fence()');
-	PERFORM idem__require_unsettled(key, idem__lock_lease(key, token));
-	UPDATE idem_claims AS c SET token = idem__citus_fence.token
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
+	UPDATE @extschema@.idem_claims AS c SET token = idem__citus_fence.token
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 END
 $$;
 
 -- One batch on this node; its shards in an order of chance, so that none is always last.
-CREATE FUNCTION idem__clean_node(rows_max int8, cutoff timestamptz)
+CREATE FUNCTION @extschema@.idem__clean_node(rows_max int8, cutoff timestamptz)
 RETURNS int8
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	-- Whose claims stay until somebody has settled them
-	unknown_scopes constant text[] := ARRAY(SELECT p.scope FROM idem_scopes AS p WHERE p.lapsed = 'unknown');
+	unknown_scopes constant text[] := ARRAY(SELECT p.scope FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown');
 	shard text;
 	chunk int8;
 	rows_deleted int8 := 0;
@@ -2140,7 +2315,7 @@ BEGIN
 	FOR shard IN
 		SELECT shard_name(s.logicalrelid, s.shardid)
 		FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
-		WHERE s.logicalrelid = 'idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
+		WHERE s.logicalrelid = '@extschema@.idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
 		ORDER BY random()
 	LOOP
 		EXECUTE pg_catalog.format('DELETE FROM %1$s WHERE ctid = ANY (ARRAY(
@@ -2160,31 +2335,31 @@ $$;
 
 -- One batch on each node.  A node that does not answer must not keep the others from being
 -- cleaned.
-CREATE FUNCTION idem__citus_cleanup_step(
+CREATE FUNCTION @extschema@.idem__citus_cleanup_step(
 	batch_size int4, start timestamptz, expired_before timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
-	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM idem_settings AS d), 50000);
+	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
 	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
 	node record;
 BEGIN
 	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
-		PERFORM idem__raise('ID400', 'batch_size must be between 1 and 1000000',
+		PERFORM @extschema@.idem__raise('ID400', 'batch_size must be between 1 and 1000000',
 			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
 	END IF;
-	PERFORM idem__require_writable('idem_cleanup()');
+	PERFORM @extschema@.idem__require_writable('idem_cleanup()');
 	IF NOT citus_is_coordinator() THEN
-		PERFORM idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
+		PERFORM @extschema@.idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
 	END IF;
 	rows_deleted := 0;
 	FOR node IN
 		SELECT n.nodeid, n.success, n.result
-		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %I.idem__clean_node(%s, %L)', current_schema(), rows_max, cutoff)) AS n
+		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %s.idem__clean_node(%s, %L)', '@extschema@', rows_max, cutoff)) AS n
 	LOOP
 		IF node.success THEN
 			rows_deleted := rows_deleted + node.result::int8;
@@ -2195,29 +2370,29 @@ BEGIN
 	-- A node does less than a batch at a time where it has many shards.
 	more := rows_deleted > 0;
 	next_start := start;
-	PERFORM idem__note_batch(begun, rows_deleted, more);
+	PERFORM @extschema@.idem__note_batch(begun, rows_deleted, more);
 END
 $$;
 
 -- Makes a function of the definition of another, or of its own, in which one text takes
 -- the place of another.
-CREATE FUNCTION idem__rewrite_function(name text, was text, becomes text)
+CREATE FUNCTION @extschema@.idem__rewrite_function(name text, was text, becomes text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	EXECUTE replace(pg_get_functiondef(name::regproc), was, becomes);
+	EXECUTE replace(pg_get_functiondef(('@extschema@.' || name)::regproc), was, becomes);
 END
 $$;
 
 -- Makes a function of a query one in PL/pgSQL: as a part of another query, Citus does not
 -- plan what has parameters.
-CREATE FUNCTION idem__isolate_query(name text)
+CREATE FUNCTION @extschema@.idem__isolate_query(name text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	source constant regproc := name;
+	source constant regproc := '@extschema@.' || name;
 	query constant text := (SELECT p.prosrc FROM pg_proc AS p WHERE p.oid = source);
 BEGIN
 	EXECUTE replace(replace(pg_get_functiondef(source), query, 'BEGIN RETURN QUERY ' || query || '; END'),
@@ -2225,25 +2400,23 @@ BEGIN
 END
 $$;
 
--- Makes the functions on all nodes.  (The search_path has their types written with their
--- schema.)
-CREATE FUNCTION idem__share_functions(schema text)
+-- Makes the functions on all nodes.
+CREATE FUNCTION @extschema@.idem__share_functions()
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	routine record;
 BEGIN
 	FOR routine IN
 		SELECT p.oid::regprocedure AS name, p.proname NOT LIKE 'idem\_\_%' AND p.proargnames[1] = 'user_id' AS is_of_user
-		FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-		WHERE n.nspname = schema AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
+		FROM pg_proc AS p
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
 	LOOP
 		IF routine.is_of_user THEN
 			-- Sent to the user's shard; but not in transaction blocks (force_delegation), whose
 			-- claims are writes of the block like any other.
-			PERFORM create_distributed_function(routine.name, 'user_id', format('%I.idem_claims', schema), false);
+			PERFORM create_distributed_function(routine.name, 'user_id', '@extschema@.idem_claims', false);
 		ELSE
 			-- Made again, it is made on all nodes; create_distributed_function() would have
 			-- them check a body that relies on its caller's search_path.
@@ -2253,55 +2426,62 @@ BEGIN
 END
 $$;
 
--- Everybody may call a function where Citus has made it, until that is revoked.
-CREATE FUNCTION idem__share_rights(schema text)
+-- Where Citus has made a function or a table, PUBLIC may call it, and the grantees of the
+-- node's default privileges have theirs.  (A command that revokes is sent to all nodes.)
+CREATE FUNCTION @extschema@.idem__share_rights()
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	routine record;
+	object record;
 BEGIN
-	FOR routine IN
-		SELECT p.oid::regprocedure AS name,
-			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(p.proacl) AS a WHERE a.grantee <> 0) AS granted_to
-		FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-		WHERE n.nspname = schema AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
+	FOR object IN
+		SELECT o.name,
+			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(o.acl) AS a WHERE a.grantee <> 0) AS granted_to,
+			(SELECT string_agg(DISTINCT ', ' || a.grantee::regrole::text, '')
+				FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a
+				WHERE a.grantee <> 0 AND a.grantee NOT IN (SELECT g.grantee FROM aclexplode(o.acl) AS g)) AS others
+		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), p.prokind = 'f'
+				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%'
+				UNION ALL SELECT 'TABLE ' || c.oid::regclass, coalesce(c.relacl, acldefault('r', c.relowner)), true
+				FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings',
+					'@extschema@.idem_scopes', '@extschema@.idem_secret', '@extschema@.idem_token_source']::regclass[])) AS o (name, acl, shared)
+		WHERE o.shared
 	LOOP
-		EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine.name);
-		IF routine.granted_to IS NOT NULL THEN
-			EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %s', routine.name, routine.granted_to);
+		EXECUTE format('REVOKE ALL ON %s FROM PUBLIC%s', object.name, object.others);
+		IF object.name LIKE 'ROUTINE%' AND object.granted_to IS NOT NULL THEN
+			EXECUTE format('GRANT EXECUTE ON %s TO %s', object.name, object.granted_to);
 		END IF;
 	END LOOP;
 END
 $$;
 
-CREATE FUNCTION idem_distribute(colocate_with regclass DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem_distribute(colocate_with regclass DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 SET client_min_messages = warning
 SET check_function_bodies = off
 AS $$
 DECLARE
-	schema constant text := current_schema();
 	shard_column record;
 BEGIN
 	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-		PERFORM idem__raise('0A000', 'extension "citus" is not installed in this database',
+		PERFORM @extschema@.idem__raise('0A000', 'extension "citus" is not installed in this database',
 			'Create it on all nodes of a Citus cluster. On one server there is nothing to distribute.');
-	ELSIF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem_portable') THEN
-		PERFORM idem__raise('0A000', 'the objects of an extension cannot be distributed',
-			'Drop extension "idem_portable", and install sql/idem-portable.sql with psql.');
+	ELSIF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
+			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN
+		PERFORM @extschema@.idem__raise('0A000', 'the objects of an extension cannot be distributed',
+			'Drop the extension, and install sql/idem-portable.sql with psql.');
 	ELSIF NOT citus_is_coordinator() OR NOT EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) THEN
-		PERFORM idem__raise('55000', 'this is not a coordinator that all nodes know',
+		PERFORM @extschema@.idem__raise('55000', 'this is not a coordinator that all nodes know',
 			'Call idem_distribute() on the coordinator, after SELECT citus_set_coordinator_host(...).');
-	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = 'idem_claims'::regclass) THEN
+	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = '@extschema@.idem_claims'::regclass) THEN
 		IF colocate_with IS NOT NULL THEN
-			PERFORM idem__raise('42710', 'table "idem_claims" is distributed already',
+			PERFORM @extschema@.idem__raise('42710', 'table "idem_claims" is distributed already',
 				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
 		END IF;
-		PERFORM replicate_reference_tables('block_writes'), idem__share_rights(schema);
+		PERFORM replicate_reference_tables('block_writes'), @extschema@.idem__share_rights();
 		RETURN;
 	END IF;
 
@@ -2311,62 +2491,66 @@ BEGIN
 			AND a.attname = column_to_column_name(d.logicalrelid, d.partkey)
 		WHERE d.logicalrelid = colocate_with AND d.partmethod = 'h';
 		IF NOT FOUND THEN
-			PERFORM idem__raise('55000', pg_catalog.format('table "%s" is not distributed by a column', colocate_with),
+			PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "%s" is not distributed by a column', colocate_with),
 				'Distribute it by its user''s id first: SELECT create_distributed_table(...).');
 		ELSIF shard_column.type <> 'text'::regtype THEN
-			PERFORM idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
+			PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
 					colocate_with, shard_column.type),
 				'Distribute it by a text, or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
 		END IF;
-		EXECUTE pg_catalog.format('ALTER TABLE idem_claims ALTER user_id TYPE text COLLATE %s', shard_column.collation);
-		EXECUTE pg_catalog.format('ALTER TYPE idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', shard_column.collation);
+		EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+		EXECUTE pg_catalog.format('ALTER TYPE %s.idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
 	END IF;
 
 	-- Otherwise Citus refuses to make tables and functions in one transaction.
 	PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
 	-- The settings have one row from now on, which is updated; and no trigger may fire for
 	-- what is copied.
-	DROP TRIGGER idem_settings_replace ON idem_settings;
-	DROP TRIGGER idem_scopes_guard ON idem_scopes;
-	PERFORM create_distributed_table('idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
-		create_reference_table('idem_settings'),
-		create_reference_table('idem_scopes');
-	PERFORM truncate_local_data_after_distributing_table(name::regclass)
-	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_scopes']) AS name;
+	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
+	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
+	PERFORM create_distributed_table('@extschema@.idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
+		create_reference_table('@extschema@.idem_settings'),
+		create_reference_table('@extschema@.idem_secret'),
+		create_reference_table('@extschema@.idem_scopes');
+	PERFORM truncate_local_data_after_distributing_table(('@extschema@.' || name)::regclass)
+	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_secret', 'idem_scopes']) AS name;
 
 	-- The default makes the sequence known to all nodes, which have to parse its name.
-	CREATE TABLE idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('idem_token_seq'));
-	INSERT INTO idem_token_source DEFAULT VALUES;
-	PERFORM citus_add_local_table_to_metadata('idem_token_source');
+	CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
+	INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
+	PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
 
+	-- Leases need no order of their own where tokens are drawn by those who have the row.
+	CREATE OR REPLACE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key) RETURNS void
+	LANGUAGE plpgsql AS 'BEGIN END';
 	-- This copy first, since what calls it takes its name.
-	PERFORM idem__rewrite_function('idem__claim_key', 'idem__claim_key', 'idem__claim_key_of_node');
-	PERFORM idem__rewrite_function('idem__citus_' || f.name, 'idem__citus_' || f.name, f.becomes)
+	PERFORM @extschema@.idem__rewrite_function('idem__claim_key', 'idem__claim_key', 'idem__claim_key_of_node');
+	PERFORM @extschema@.idem__rewrite_function('idem__citus_' || f.name, 'idem__citus_' || f.name, f.becomes)
 	FROM (VALUES ('claim_key', 'idem__claim_key'), ('fence', 'idem_fence'), ('cleanup_step', 'idem_cleanup_step')) AS f (name, becomes);
-	PERFORM idem__isolate_query('idem__policy'), idem__isolate_query('idem__latest_row');
+	PERFORM @extschema@.idem__isolate_query('idem__policy'), @extschema@.idem__isolate_query('idem__latest_row');
 	-- In what an update looks for, Citus takes no other function of a column.
-	ALTER FUNCTION idem__is_ours IMMUTABLE;
-	ALTER FUNCTION idem__claim_key_of_node SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION idem_scopes_guard SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION idem__citus_draw_token SET citus.allow_nested_distributed_execution = on;
+	ALTER FUNCTION @extschema@.idem__is_ours IMMUTABLE;
+	ALTER FUNCTION @extschema@.idem__claim_key_of_node SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem_scopes_guard SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem__citus_draw_token SET citus.allow_nested_distributed_execution = on;
 
-	PERFORM idem__share_functions(schema), idem__share_rights(schema);
+	PERFORM @extschema@.idem__share_functions(), @extschema@.idem__share_rights();
 
 	-- Unsafe would be a trigger of a replica that writes to other nodes: it writes nothing.
 	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
 	CREATE TRIGGER idem_scopes_guard
-	BEFORE INSERT OR UPDATE ON idem_scopes
-	FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+	BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
 	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
 END
 $$;
 
-COMMENT ON FUNCTION idem_distribute(regclass) IS
+COMMENT ON FUNCTION @extschema@.idem_distribute(regclass) IS
 'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id';
 
 -- ----- rights -----
 
-CREATE FUNCTION idem__change_rights(role regrole, privileges text, command text)
+CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -2380,93 +2564,105 @@ DECLARE
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
-	schema constant text := current_schema()::text;
+	schema constant regnamespace := '@extschema@';
 	routine regprocedure;
 BEGIN
 	IF role IS NULL OR NOT EXISTS (SELECT FROM pg_roles WHERE oid = role)
 		OR privileges IS NULL OR (privileges <> 'app' AND privileges <> 'operator') THEN
-		PERFORM idem__raise('22023', 'rights are granted to, and revoked from, a role as ''app'' or ''operator''',
+		PERFORM @extschema@.idem__raise('22023', 'rights are granted to, and revoked from, a role as ''app'' or ''operator''',
 			'app: claim and settle requests; operator: policy, cleanup, statistics.');
 	END IF;
 
 	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN
 		IF has_schema_privilege(schema, 'USAGE WITH GRANT OPTION') THEN
-			EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %s', schema, role);
+			EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', schema, role);
 		ELSE
-			RAISE WARNING 'role % cannot use schema %', role, quote_ident(schema)
+			RAISE WARNING 'role % cannot use schema %', role, schema
 				USING HINT = 'The owner of the schema has to grant USAGE on it.';
 		END IF;
 	END IF;
 
 	FOR routine IN
-		SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-		WHERE n.nspname = schema AND p.proname::text = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+		SELECT p.oid FROM pg_proc AS p
+		WHERE p.pronamespace = schema AND p.proname::text = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
 	LOOP
 		EXECUTE pg_catalog.format(command, pg_catalog.format('EXECUTE ON ROUTINE %s', routine), role);
 	END LOOP;
-	EXECUTE pg_catalog.format(command, 'USAGE ON TYPE idem_state, idem_outcome', role);
+	EXECUTE pg_catalog.format(command, pg_catalog.format('USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome', schema), role);
 
 	IF privileges = 'operator' THEN
-		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT (%s) ON idem_claims', columns), role);
-		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON idem_scopes', policy), role);
-		EXECUTE pg_catalog.format(command, 'SELECT, UPDATE ON idem_settings', role);
-		EXECUTE pg_catalog.format(command, 'SELECT ON idem_stat_cleanup', role);
+		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT (%s) ON %s.idem_claims', columns, schema), role);
+		EXECUTE pg_catalog.format(command,
+			pg_catalog.format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
+		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT, UPDATE ON %s.idem_settings', schema), role);
+		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT ON %s.idem_stat_cleanup', schema), role);
 	END IF;
 END
 $$;
 
-CREATE FUNCTION idem_grant(role regrole, privileges text)
+CREATE FUNCTION @extschema@.idem_grant(role regrole, privileges text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	PERFORM idem__change_rights(role, privileges, 'GRANT %s TO %s');
+	PERFORM @extschema@.idem__change_rights(role, privileges, 'GRANT %s TO %s');
 END
 $$;
 
-COMMENT ON FUNCTION idem_grant(regrole, text) IS
+COMMENT ON FUNCTION @extschema@.idem_grant(regrole, text) IS
 'grants a role what an application (app) or an operator (operator) needs';
 
-CREATE FUNCTION idem_revoke(role regrole, privileges text)
+CREATE FUNCTION @extschema@.idem_revoke(role regrole, privileges text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	PERFORM idem__change_rights(role, privileges, 'REVOKE %s FROM %s');
+	PERFORM @extschema@.idem__change_rights(role, privileges, 'REVOKE %s FROM %s');
 END
 $$;
 
-COMMENT ON FUNCTION idem_revoke(regrole, text) IS
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole, text) IS
 'takes back what idem_grant() has granted; app and operator share some functions';
 
-GRANT SELECT ON idem_stat_cleanup TO pg_monitor;
-
--- Nothing is for everybody.  In an extension, what users put into the tables is theirs to
--- dump.
+-- Nothing is for everybody, nor for the grantees of default privileges.  In an extension,
+-- what users put into the tables is theirs to dump; the secret is not.
 DO $block$
 DECLARE
-	routine regprocedure;
+	object record;
 	config regclass;
 BEGIN
-	FOR routine IN
-		SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-		WHERE n.nspname = current_schema() AND p.proname LIKE 'idem\_%' AND p.proowner = current_user::regrole
+	FOR object IN
+		SELECT o.name, CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%'
+				UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relowner, c.relacl
+				FROM pg_class AS c WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relname LIKE 'idem\_%' AND c.relkind IN ('r', 'v', 'S')
+				UNION ALL SELECT 'TYPE ' || t.oid::regtype, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+				FROM pg_type AS t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typname LIKE 'idem\_%' AND t.typtype IN ('c', 'e')
+			) AS o (name, owner, acl), aclexplode(o.acl) AS a
+		WHERE o.owner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user) AND a.grantee <> o.owner
+		GROUP BY 1, 2
 	LOOP
-		EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
+		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', object.name, object.grantee);
 	END LOOP;
-	REVOKE ALL ON TYPE idem_state, idem_outcome, idem__key, idem__answer FROM PUBLIC;
+	GRANT SELECT ON @extschema@.idem_stat_cleanup TO pg_monitor;
 
-	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem_portable') THEN
-		FOREACH config IN ARRAY ARRAY['idem_claims', 'idem_scopes', 'idem_settings',
-			'idem_cleanup_batches', 'idem_token_seq']::regclass[]
+	IF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
+			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN
+		FOREACH config IN ARRAY ARRAY['@extschema@.idem_claims', '@extschema@.idem_scopes', '@extschema@.idem_settings',
+			'@extschema@.idem_cleanup_batches', '@extschema@.idem_token_seq']::regclass[]
 		LOOP
 			PERFORM pg_extension_config_dump(config, '');
 		END LOOP;
 	END IF;
+	PERFORM set_config('role', current_setting('idem_install.role'), true);
 END
 $block$;
+
+$script$, '@extschema@', quote_ident(:'schema')) AS script	-- psql only
+\gexec
 
 \if :{?within_transaction}
 \else

@@ -127,7 +127,8 @@ ROLLBACK TO s;
 SELECT idem_complete(E'a"b\\c', E'tab\tline\n', '1', scope => '{"x": [1]}'), idem_complete('2');
 SELECT idem_status(), idem_result();
 COMMIT;
--- Who forges or forgets them does not get at the requests of others.
+-- A caller who forges or forgets them does not get at the requests of others, nor at an
+-- answer that was not given.  What is forged counts as empty.
 SELECT idem_claim('u', 'theirs');
 BEGIN;
 SELECT idem_claim('u', 'mine');
@@ -136,6 +137,7 @@ FROM (SELECT 'idem_held.b' || i AS name, current_setting('idem_held.b' || i, tru
 WHERE setting <> '';
 SAVEPOINT s;
 SELECT idem_complete('"forged"');
+\echo :SQLSTATE
 ROLLBACK TO s;
 RESET ALL;
 SELECT idem_complete('"forgotten"');
@@ -144,6 +146,38 @@ ROLLBACK TO s;
 SELECT idem_complete('u', 'mine', '"by name"');
 COMMIT;
 SELECT idem_result('u', 'theirs') IS NULL AS untouched, idem_result('u', 'mine');
+-- A note of another transaction, and one of a claim that was undone
+BEGIN;
+SELECT idem_claim('u', 'noted');
+SELECT current_setting('idem_held.latest') AS latest \gset
+ROLLBACK;
+BEGIN;
+SELECT set_config('idem_held.latest', :'latest', true) IS NOT NULL AS put_back;
+SELECT idem_status();
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN;
+SAVEPOINT s;
+SELECT idem_claim('u', 'noted');
+SELECT current_setting('idem_held.latest') AS latest \gset
+ROLLBACK TO s;
+SELECT set_config('idem_held.latest', :'latest', true) IS NOT NULL AS put_back;
+SELECT idem_status();
+\echo :SQLSTATE
+ROLLBACK;
+-- Garbage that stays in a session is nobody's concern.
+SELECT count(set_config('idem_held.' || name, garbage, false)) AS set
+FROM unnest(ARRAY['latest', 'result', 'counts'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
+	unnest(ARRAY['claimed ["u","theirs",""]', repeat('x', 64) || 'claimed ["u","theirs",""]']) AS garbage;
+SELECT idem_status();
+\echo :SQLSTATE
+SELECT idem_complete('"garbage"');
+\echo :SQLSTATE
+BEGIN;
+SELECT idem_claim('u', 'among garbage'), idem_status(), idem_complete('1'), idem_result();
+SELECT idem_claim('u', 'theirs'), idem_status(), idem_forget('u', 'among garbage');
+ROLLBACK;
+RESET ALL;
 -- A row is ours in whatever subtransaction we wrote it.
 BEGIN;
 SELECT idem_claim('u', 'ours 1');
@@ -193,8 +227,20 @@ SELECT idem_grant('regress_idem_operator', 'operator');
 SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
 	bool_or(has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
 FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname IN ('idem_scopes_guard', 'idem_distribute');
--- Every function that can be called has a search_path of its own, but for the one that commits.
-SELECT proname FROM pg_proc WHERE proname ~ '^idem_[a-z]' AND NOT coalesce(proconfig::text ~ 'search_path=public, pg_temp', false);
+-- Functions that can be called, that run as their owner, or that are triggers find nothing in
+-- their caller's search_path, nor in our schema; but for the one that commits.
+SELECT p.oid::regprocedure FROM pg_proc AS p
+WHERE p.proname LIKE 'idem\_%' AND (p.proname NOT LIKE 'idem\_\_%' OR p.prosecdef OR p.prorettype = 'trigger'::regtype)
+	AND NOT coalesce(p.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
+-- In no body is there a name of ours that is not qualified, but for texts, comments, and
+-- parameters that are named by their function.
+SELECT p.oid::regprocedure AS in_function, name
+FROM pg_proc AS p, regexp_replace(regexp_replace(p.prosrc, '--[^\n]*', '', 'g'), '''([^'']|'''')*''', '', 'g') AS body,
+	(SELECT relname FROM pg_class WHERE relname LIKE 'idem\_%' AND relkind IN ('r', 'v', 'S')
+		UNION SELECT typname FROM pg_type WHERE typname LIKE 'idem\_%' UNION SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%') AS names (name)
+WHERE p.proname LIKE 'idem\_%' AND body ~ ('(^|[^.\w])' || name || '\M(?!\.)') AND body !~ ('TRIGGER ' || name || '\M')
+ORDER BY 1, 2;
+SELECT count(*) > 60 AS looked_at FROM pg_proc WHERE proname LIKE 'idem\_%' AND prosrc ~ 'public\.idem_';
 SET ROLE regress_idem_app;
 UPDATE idem_settings SET ttl = '1 s';
 TABLE idem_settings;
@@ -220,29 +266,29 @@ DROP EXTENSION idem_portable;
 RESET client_min_messages;
 -- Where there is no schema, and where everybody could put objects in the way
 \! psql -X -q -v schema=regress_idem_missing -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
-CREATE SCHEMA "regress idem; ""odd""" AUTHORIZATION regress_idem_operator;
-GRANT CREATE ON SCHEMA "regress idem; ""odd""" TO PUBLIC;
-\! psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
-REVOKE CREATE ON SCHEMA "regress idem; ""odd""" FROM PUBLIC;
+CREATE SCHEMA "regress idem; odd" AUTHORIZATION regress_idem_operator;
+GRANT CREATE ON SCHEMA "regress idem; odd" TO PUBLIC;
+\! psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+REVOKE CREATE ON SCHEMA "regress idem; odd" FROM PUBLIC;
 -- By somebody who is no superuser
-\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
-\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; "odd"' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 CREATE EXTENSION idem_portable;
 SELECT rolname, count(*) > 50 AS functions FROM pg_proc p JOIN pg_roles r ON r.oid = proowner WHERE proname LIKE 'idem\_%' GROUP BY rolname;
 SELECT idem_claim('u', 'not in the search_path');
 SET ROLE regress_idem_operator;
-SELECT "regress idem; ""odd""".idem_grant('regress_idem_app', 'app');
+SELECT "regress idem; odd".idem_grant('regress_idem_app', 'app');
 SET ROLE regress_idem_app;
-SELECT "regress idem; ""odd""".idem_claim('u', 'elsewhere'), "regress idem; ""odd""".idem_claim('u', 'elsewhere');
-SELECT "regress idem; ""odd""".idem_cleanup();
+SELECT "regress idem; odd".idem_claim('u', 'elsewhere'), "regress idem; odd".idem_claim('u', 'elsewhere');
+SELECT "regress idem; odd".idem_cleanup();
 RESET ROLE;
-UPDATE "regress idem; ""odd""".idem_claims SET expires_at = '2020-01-01';
-CALL "regress idem; ""odd""".idem_cleanup_all();
-SELECT rows_deleted FROM "regress idem; ""odd""".idem_stat_cleanup;
-INSERT INTO "regress idem; ""odd""".idem_scopes (scope, ttl) VALUES ('s', '1 day');
-DELETE FROM "regress idem; ""odd""".idem_scopes;
+UPDATE "regress idem; odd".idem_claims SET expires_at = '2020-01-01';
+CALL "regress idem; odd".idem_cleanup_all();
+SELECT rows_deleted FROM "regress idem; odd".idem_stat_cleanup;
+INSERT INTO "regress idem; odd".idem_scopes (scope, ttl) VALUES ('s', '1 day');
+DELETE FROM "regress idem; odd".idem_scopes;
 SET client_min_messages = warning;
-DROP SCHEMA "regress idem; ""odd""" CASCADE;
+DROP SCHEMA "regress idem; odd" CASCADE;
 RESET client_min_messages;
 DROP OWNED BY regress_idem_app, regress_idem_operator;
 DROP ROLE regress_idem_app, regress_idem_operator;
