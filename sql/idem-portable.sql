@@ -1248,7 +1248,7 @@ BEGIN
 					THEN 'stale' ELSE 'claimed' END;
 				IF outcome = 'stale' THEN
 					-- The row is rolled back; under SERIALIZABLE the answer is a read of the absence.
-					PERFORM FROM idem_claims AS c
+					PERFORM FROM @extschema@.idem_claims AS c
 					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
 				END IF;
 			ELSE
