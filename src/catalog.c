@@ -18,8 +18,9 @@
  * What makes it safe is the lock of the relation that a caller opens.  Taking the lock
  * receives every change that was committed before, and no change can follow while it
  * is held: DROP, RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
- * locks it, asks again, and starts again if the relation is gone or is not the one named
- * now.
+ * locks it first, and starts again if the relation is gone, if an invalidation has come
+ * (a writer, use_store()), or if another relation is named now (a reader).
+ * idem_policy_lock() names the policies anew for each promise.
  */
 #include "postgres.h"
 

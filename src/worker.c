@@ -45,13 +45,14 @@
  * for one batch at most, and the next one does not stumble over it.
  *
  * Both processes run as the bootstrap superuser, in databases whose owners are not
- * trusted.  So they run no SQL and call no function that a database's catalog names:
- * they use C functions and the objects' OIDs, which catalog.c takes from the extension's
- * members.  The index by expiry is found by its name in the extension's schema, and
- * read only if it is a B-tree on our table.  To delete evaluates no index expression,
- * and a table with triggers or rules is refused.  Settings of the database that change
- * what we do are overridden; session_preload_libraries is not loaded by background
- * workers.
+ * trusted.  So they run no SQL, and call no function that a catalog of the database
+ * names: they call C functions, and find the objects through the extension's members
+ * (catalog.c).  The index by expiry is no member; it is found by its name in the
+ * extension's schema, and read only if it is a B-tree on our table, whose operator
+ * class only a superuser can have made.  Deleting a row evaluates no index expression,
+ * and a table with triggers or rules is refused.  The
+ * settings of a database that would change what we do are overridden, and background
+ * workers do not load its session_preload_libraries.
  */
 #include "postgres.h"
 
