@@ -34,11 +34,12 @@
  * transaction, whatever becomes of the portal or savepoint: the store stays open for
  * as long; for a lease, the lock of the key, from before the probe to after the write;
  * the speculative lock between 2 and 6, or the id of the subtransaction that writes
- * many rows.  While it has one of these two, nothing waits for another transaction (but
- * for an index that a user made unique).  No row lock is taken that an insert, update
- * or delete does not take itself.  Updates and deletes never wait: a row of another
- * transaction is locked with LockWaitSkip before it is updated, and a delete does not
- * wait; if the row is taken, the caller probes again.
+ * many rows.  While it has one of these two, nothing waits for another transaction, with
+ * one exception: an index that a user made unique waits for the holder of an equal value,
+ * as in any INSERT, beyond the deadline of the call; only lock_timeout bounds that.  Updates
+ * and deletes never wait: a row that this transaction has not written is locked with
+ * LockWaitSkip before it is updated, and a delete does not wait; if the row is taken, the
+ * caller probes again.
  *
  * What the executor would have done is done by check_writable(), which refuses a
  * transaction that may not write, and by open_store(), which refuses a table that was
