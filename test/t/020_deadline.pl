@@ -160,6 +160,25 @@ $node->safe_psql('postgres', "COMMIT PREPARED 'holder'");
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'restart')"),
 	'f', '... and has executed when it is committed');
 
+# ----- all at once -----
+
+# The lock is granted and the deadline passes while the waiter cannot run: it finds both,
+# answers, and has no cancel of its own left.
+$holder = session();
+$holder->query_safe("SELECT idem_claim('u', 'stopped')");
+my ($stopped, $stopped_waiter) = start_waiter('stopped', "wait => '1 s'");
+kill 'STOP', $stopped;
+$holder->query_safe('ROLLBACK');
+sleep(2);
+kill 'CONT', $stopped;
+my ($outcome) = answer('stopped');
+like($outcome, qr/^(claimed|timed_out)$/,
+	'a deadline that passes as the holder ends is answered');
+is($stopped_waiter->query_safe("SELECT 'goes on' FROM pg_sleep(0.1)"),
+	'goes on', '... and leaves nothing behind');
+$stopped_waiter->quit;
+$holder->quit;
+
 # ----- the clock -----
 
 $node->safe_psql('postgres', "INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 s')");
