@@ -30,15 +30,11 @@
 #include "catalog/dependency.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_depend.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_type.h"
-#include "lib/stringinfo.h"
-#include "nodes/pg_list.h"
 #include "utils/builtins.h"
-#include "utils/catcache.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -62,30 +58,6 @@ typedef struct SqlVersion
 	int			major;
 	int			minor;
 } SqlVersion;
-
-/* A kind of members that are found by name */
-typedef struct MemberKind
-{
-	Oid			catalog;		/* that they are in */
-	char		kind;			/* relkind, or typtype */
-	const char *noun;
-	const char *keyword;		/* in ALTER and in ALTER EXTENSION ... ADD */
-} MemberKind;
-
-static const MemberKind table_kind = {
-	RelationRelationId, RELKIND_RELATION, "table", "TABLE"
-};
-static const MemberKind sequence_kind = {
-	RelationRelationId, RELKIND_SEQUENCE, "sequence", "SEQUENCE"
-};
-static const MemberKind enum_kind = {
-	TypeRelationId, TYPTYPE_ENUM, "type", "TYPE"
-};
-
-/* All members of these kinds, as in the install script */
-static const char *const member_names[] = {
-	"idem_claims", "idem_scopes", "idem_token_seq", "idem_state", "idem_outcome"
-};
 
 static const char *const state_labels[IDEM_STATE_COUNT] = {
 	"in_progress", "completed", "failed"
@@ -207,227 +179,36 @@ require_served_version(const char *text)
 
 /* ----- members ----- */
 
-/* Its name, and its schema; NULL: it is of another kind, or gone. */
-static char *
-member_name(const MemberKind *kind, Oid object, Oid *schema)
-{
-	HeapTuple	tuple;
-	char	   *name = NULL;
-
-	if (kind->catalog == RelationRelationId)
-	{
-		if (get_rel_relkind(object) != kind->kind)
-			return NULL;
-		*schema = get_rel_namespace(object);
-		return get_rel_name(object);
-	}
-	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(object));
-	if (!HeapTupleIsValid(tuple))
-		return NULL;
-	if (((Form_pg_type) GETSTRUCT(tuple))->typtype == kind->kind)
-	{
-		*schema = ((Form_pg_type) GETSTRUCT(tuple))->typnamespace;
-		name = pstrdup(NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname));
-	}
-	ReleaseSysCache(tuple);
-	return name;
-}
-
-static bool
-is_name_of_ours(const char *name)
-{
-	for (int i = 0; i < lengthof(member_names); i++)
-		if (strcmp(name, member_names[i]) == 0)
-			return true;
-	return false;
-}
-
-static char *
-qualified(Oid schema, const char *name)
+/* kind: as SQL names it, TABLE say */
+static void
+raise_missing(const char *kind, const char *name, Oid schema, bool is_foreign)
 {
 	char	   *schema_name = get_namespace_name(schema);
+	char	   *place = quote_qualified_identifier(schema_name, name);
 
-	return quote_qualified_identifier(schema_name, name);
-}
-
-/*
- * Looks for what became of a member that does not have its name in the extension's
- * schema: the members of its kind that have a name which none of ours has, as a list of
- * qualified names.  moved_to: the schema of the one that has kept its name.
- */
-static List *
-find_renamed(const MemberKind *kind, const char *name, Oid extension,
-			 Oid *moved_to)
-{
-	Relation	rel = table_open(DependRelationId, AccessShareLock);
-	List	   *renamed = NIL;
-	ScanKeyData keys[2];
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
-	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(extension));
-	scan = systable_beginscan(rel, DependReferenceIndexId, true, NULL, 2, keys);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
-		Oid			schema;
-		char	   *found;
-
-		if (form->deptype != DEPENDENCY_EXTENSION ||
-			form->classid != kind->catalog ||
-			(found = member_name(kind, form->objid, &schema)) == NULL)
-			continue;
-		if (strcmp(found, name) == 0)
-			*moved_to = schema;
-		else if (!is_name_of_ours(found))
-			renamed = lappend(renamed, qualified(schema, found));
-	}
-	systable_endscan(scan);
-	table_close(rel, AccessShareLock);
-	return renamed;
-}
-
-static char *
-join_names(const List *names)
-{
-	StringInfoData joined;
-	ListCell   *cell;
-
-	initStringInfo(&joined);
-	foreach(cell, names)
-		appendStringInfo(&joined, "%s%s",
-						 cell == list_head(names) ? "" : ", ",
-						 (char *) lfirst(cell));
-	return joined.data;
-}
-
-/* For a command that gives a member its place back; foreign: what has that place now,
- * or NULL. */
-static int
-hint_command(const char *foreign, const char *command)
-{
-	if (foreign == NULL)
-		return errhint("Run %s.", command);
-	return errhint("Rename %s, which does not belong to the extension, and then run %s.",
-				   foreign, command);
-}
-
-/* renamed: qualified names, of which the member's present one is one */
-static void
-raise_renamed(const MemberKind *kind, const char *name, const List *renamed,
-			  const char *foreign)
-{
-	bool		is_known = list_length(renamed) == 1;
-	const char *present = is_known ? linitial(renamed) : "...";
-
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 is_known ?
-			 errmsg("%s \"%s\" of extension \"idem\" was renamed to %s",
-					kind->noun, name, present) :
-			 errmsg("%s \"%s\" of extension \"idem\" was renamed",
-					kind->noun, name),
-			 is_known ? 0 :
-			 errdetail("It is one of these: %s.", join_names(renamed)),
-			 hint_command(foreign,
-						  psprintf("ALTER %s %s RENAME TO %s%s", kind->keyword,
-								   present, name,
-								   is_known ? "" : " with its present name"))));
-}
-
-static void
-raise_moved(const MemberKind *kind, const char *name, Oid schema, Oid moved_to,
-			const char *foreign)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s \"%s\" of extension \"idem\" was moved to schema \"%s\"",
-					kind->noun, name, get_namespace_name(moved_to)),
-			 hint_command(foreign,
-						  psprintf("ALTER %s %s SET SCHEMA %s", kind->keyword,
-								   qualified(moved_to, name),
-								   quote_identifier(get_namespace_name(schema))))));
-}
-
-/*
- * Says what became of a member, and how to get it back.  found: what has its name in
- * the extension's schema, and is no member.
- */
-static void
-raise_missing(const MemberKind *kind, const char *name, Oid schema,
-			  Oid extension, Oid found)
-{
-	Oid			moved_to = InvalidOid;
-	List	   *renamed = find_renamed(kind, name, extension, &moved_to);
-	char	   *place = qualified(schema, name);
-	char	   *foreign = OidIsValid(found) ? place : NULL;
-
-	if (OidIsValid(moved_to))
-		raise_moved(kind, name, schema, moved_to, foreign);
-	if (renamed != NIL)
-		raise_renamed(kind, name, renamed, foreign);
-	if (foreign != NULL)
+	if (is_foreign)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("%s \"%s\" does not belong to extension \"idem\"",
-						kind->noun, name),
-				 errdetail("It was taken out of the extension by ALTER EXTENSION idem DROP, or it is another %s of this name.",
-						   kind->noun),
-				 errhint("If it is the extension's, run ALTER EXTENSION idem ADD %s %s.",
-						 kind->keyword, place)));
+				 errmsg("%s does not belong to extension \"idem\"", place),
+				 errhint("If it is the extension's own, run ALTER EXTENSION idem ADD %s %s. If not, give it another name; \\dx+ idem in psql lists what the extension has.",
+						 kind, place)));
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s \"%s\" of extension \"idem\" is missing",
-					kind->noun, name),
-			 errdetail("It was taken out of the extension, and then dropped, renamed or moved."),
-			 errhint("If it still exists, give it the name %s back and run ALTER EXTENSION idem ADD %s %s. If it does not, run DROP EXTENSION idem and CREATE EXTENSION idem, which forget all claims.",
-					 place, kind->keyword, place)));
+			 errmsg("%s of extension \"idem\" is missing", place),
+			 errdetail("It was renamed, moved to another schema, or taken out of the extension."),
+			 errhint("\\dx+ idem in psql lists what the extension has: give the object back its name (ALTER %s ... RENAME TO %s) and its schema (SET SCHEMA %s). If it was dropped, create the extension again.",
+					 kind, name, quote_identifier(schema_name))));
 }
 
 static Oid
-find_member(const MemberKind *kind, const char *name, Oid schema, Oid extension)
+find_relation(const char *kind, const char *name, Oid schema, Oid extension)
 {
-	Oid			found = kind->catalog == RelationRelationId ?
-		get_relname_relid(name, schema) :
-		GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum(name),
-						ObjectIdGetDatum(schema));
+	Oid			found = get_relname_relid(name, schema);
 
 	if (!OidIsValid(found) ||
-		getExtensionOfObject(kind->catalog, found) != extension)
-		raise_missing(kind, name, schema, extension, found);
+		getExtensionOfObject(RelationRelationId, found) != extension)
+		raise_missing(kind, name, schema, OidIsValid(found));
 	return found;
-}
-
-/* A label cannot be dropped, so it was renamed.  renamed: the ones that none of ours has,
- * as SQL literals. */
-static void
-raise_label_missing(const char *type_name, const char *qualified_type,
-					const char *label, const List *renamed)
-{
-	bool		is_known = list_length(renamed) == 1;
-
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("label \"%s\" of type \"%s\" was renamed", label, type_name),
-			 is_known ? 0 : errdetail("It is one of these: %s.",
-									  join_names(renamed)),
-			 errhint("Run ALTER TYPE %s RENAME VALUE %s TO %s%s.", qualified_type,
-					 is_known ? (char *) linitial(renamed) : "...",
-					 quote_literal_cstr(label),
-					 is_known ? "" : " with its present name")));
-}
-
-static int
-label_index(const char *label, const char *const *labels, int nlabels)
-{
-	int			i = 0;
-
-	while (i < nlabels && strcmp(label, labels[i]) != 0)
-		i++;
-	return i;
 }
 
 /* Returns the type. */
@@ -435,32 +216,29 @@ static Oid
 find_enum(const char *name, Oid schema, Oid extension,
 		  const char *const *labels, int nlabels, Oid *oids)
 {
-	Oid			type = find_member(&enum_kind, name, schema, extension);
-	CatCList   *present = SearchSysCacheList1(ENUMTYPOIDNAME,
-											  ObjectIdGetDatum(type));
-	List	   *renamed = NIL;
+	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+									   CStringGetDatum(name),
+									   ObjectIdGetDatum(schema));
 
+	if (!OidIsValid(type) ||
+		getExtensionOfObject(TypeRelationId, type) != extension)
+		raise_missing("TYPE", name, schema, OidIsValid(type));
 	for (int i = 0; i < nlabels; i++)
-		oids[i] = InvalidOid;
-	for (int i = 0; i < present->n_members; i++)
 	{
-		Form_pg_enum form =
-			(Form_pg_enum) GETSTRUCT(&present->members[i]->tuple);
-		int			label = label_index(NameStr(form->enumlabel), labels,
-										nlabels);
-
-		if (label < nlabels)
-			oids[label] = form->oid;
-		else
-			renamed = lappend(renamed,
-							  quote_literal_cstr(NameStr(form->enumlabel)));
-	}
-	ReleaseCatCacheList(present);
-
-	for (int i = 0; i < nlabels; i++)
+		oids[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
+								  ObjectIdGetDatum(type),
+								  CStringGetDatum(labels[i]));
+		/* A label cannot be dropped. */
 		if (!OidIsValid(oids[i]))
-			raise_label_missing(name, qualified(schema, name), labels[i],
-								renamed);
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("label \"%s\" of type \"%s\" was renamed",
+							labels[i], name),
+					 errhint("\\dT+ %s in psql lists the labels: run ALTER TYPE %s RENAME VALUE ... TO %s.",
+							 name,
+							 quote_qualified_identifier(get_namespace_name(schema), name),
+							 quote_literal_cstr(labels[i]))));
+	}
 	return type;
 }
 
@@ -480,13 +258,13 @@ load_catalog(IdemCatalog *catalog)
 				 errhint("Run CREATE EXTENSION idem.")));
 	require_served_version(version);
 
-	catalog->claims = find_member(&table_kind, "idem_claims", schema, extension);
+	catalog->claims = find_relation("TABLE", "idem_claims", schema, extension);
 	/* Only the cleanup needs it, and says so when it is missing. */
 	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
 												  schema);
-	catalog->scopes = find_member(&table_kind, "idem_scopes", schema, extension);
-	catalog->tokens = find_member(&sequence_kind, "idem_token_seq", schema,
-								  extension);
+	catalog->scopes = find_relation("TABLE", "idem_scopes", schema, extension);
+	catalog->tokens = find_relation("SEQUENCE", "idem_token_seq", schema,
+									extension);
 	catalog->state_type = find_enum("idem_state", schema, extension,
 									state_labels, IDEM_STATE_COUNT,
 									catalog->state);
