@@ -84,14 +84,14 @@ is((run_script($portable, 'owner', 'shop', schema => 'requests'))[0], 0,
 	'the portable edition, from its file, owned by somebody who is no superuser');
 as('owner', 'shop', q{
 SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
-UPDATE requests.idem_settings SET ttl = '2 hours', lease = '1500 ms', result_max_bytes = 2000, cleanup_batch_size = 7;
+UPDATE requests.idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days',
+	result_max_bytes = 2000, cleanup_batch_size = 7;
 });
 as('operator', 'shop', q{
-INSERT INTO requests.idem_scopes (scope, ttl, lease, failed, lapsed, expired, result_max_bytes)
-	VALUES ('mail', '2 days', '1 min', 'retryable', 'unknown', 'reclaim', 10);
+INSERT INTO requests.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, result_max_bytes)
+	VALUES ('mail', '2 days', '1 min', '2 min', 'retryable', 'unknown', 'reclaim', 10);
 INSERT INTO requests.idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
-INSERT INTO requests.idem_scopes (scope, ttl) VALUES ('short', '1 min'), ('gone', '3 min');
-DELETE FROM requests.idem_scopes WHERE scope = 'gone';
+INSERT INTO requests.idem_scopes (scope, ttl) VALUES ('short', '1 min');
 });
 my $token = as('app', 'shop', q{
 BEGIN;
@@ -110,28 +110,30 @@ sub content
 {
 	return as('owner', 'shop', q{
 		SELECT * FROM requests.idem_claims ORDER BY request_id;
-		SELECT * FROM requests.idem_scopes ORDER BY scope;
-		SELECT * FROM requests.idem_removed_scopes ORDER BY scope;
+		SELECT scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes, guarded_since IS NOT NULL
+			FROM requests.idem_scopes ORDER BY scope;
 		SELECT last_value, is_called FROM requests.idem_token_seq;
 		SELECT a.grantee::regrole, p.proname, p.pronargs FROM pg_proc p, aclexplode(p.proacl) a
 			WHERE a.grantee::regrole::text IN ('app', 'operator')
 				AND p.proname !~ '^idem_(stat_|cleanup_step|metrics|cleanup_batch)'		-- which differ
+				AND p.pronamespace = 'requests'::regnamespace
 			ORDER BY 1, 2, 3;
 	});
 }
 my $before = content();
-like($before, qr/"paid": 30.*\bmail\b.*v7.*gone/s, 'there is something to move');
+like($before, qr/"paid": 30.*\bmail\b.*v7/s, 'there is something to move');
 
 # The C edition has its settings in postgresql.conf.
 refuses(
 	'idem',
-	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.result_max_bytes is 1048576B, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.result_max_bytes = '2000B', idem.ttl = '7200s'\.$/sm,
+	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.lease_max is 86400s, idem.result_max_bytes is 1048576B, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.lease_max = '172800s', idem.result_max_bytes = '2000B', idem.ttl = '7200s'\.$/sm,
 	'other settings');
 is(content(), $before, 'which changes nothing');
 
 $node->append_conf('postgresql.conf', q{
 idem.cleanup_batch_size = '7'
 idem.lease = '1500ms'
+idem.lease_max = '172800s'
 idem.result_max_bytes = '2000B'
 idem.ttl = '7200s'
 });
@@ -140,8 +142,11 @@ $node->reload;
 # To each from each
 for my $to (qw(idem idem_portable portable idem_portable idem portable idem))
 {
+	my $clock = as('owner', 'shop', 'SELECT clock_timestamp()');
 	moves($to, 5, 'round trip');
 	is(content(), $before, "round trip: all is as it was, in $to");
+	is(as('owner', 'shop', "SELECT scope FROM requests.idem_scopes WHERE guarded_since >= '$clock'::timestamptz + interval '1 minute'"),
+		'v7', 'round trip: but the past is unknown from now on');
 }
 is( $node->safe_psql('shop', q{
 		SELECT string_agg(o.name, ' ') FROM (
@@ -185,8 +190,8 @@ is( as('app', 'shop', "SELECT outcome FROM requests.idem_try_claim('user', '0100
 
 # The settings of the C edition become those of the portable one.
 moves('portable', 6, 'settings');
-is(as('owner', 'shop', 'SELECT ttl, lease, result_max_bytes, cleanup_batch_size FROM requests.idem_settings'),
-	'02:00:00|00:00:01.5|2000|7', 'settings: kept');
+is(as('owner', 'shop', 'SELECT ttl, lease, lease_max, result_max_bytes, cleanup_batch_size FROM requests.idem_settings'),
+	'02:00:00|00:00:01.5|2 days|2000|7', 'settings: kept');
 
 # ----- what is refused -----
 
@@ -225,7 +230,7 @@ sub busy
 my $superuser = busy('SELECT current_user');
 is((run_script($portable, $superuser, 'busy'))[0], 0, 'load: the portable edition');
 busy(q{
-UPDATE idem_settings SET ttl = '2 hours', lease = '1500 ms', result_max_bytes = 2000, cleanup_batch_size = 7;
+UPDATE idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days', result_max_bytes = 2000, cleanup_batch_size = 7;
 CREATE SEQUENCE progress;
 CREATE TABLE executions (request int8, client int);
 CREATE PROCEDURE execute(request int8, client int) LANGUAGE plpgsql AS $$
