@@ -9,12 +9,20 @@
  *
  * schema: default public.  Run it as the owner of what is there.
  *
- * Claims, scopes with what they have promised, tokens, and the rights that idem_grant()
- * has given are kept.  Settings become columns of idem_settings; the other way they are
- * compared, since only postgresql.conf can hold them, and the move is refused while they
- * differ.  Statistics begin anew.  Other rights, and indexes, triggers or columns of your
- * own on idem's tables, are to be made again, and their places in publications.  Objects
- * of yours must not begin with idem_.
+ * Claims, scopes, tokens and rights are kept.  A scope with key_time = uuidv7 appears anew,
+ * so its guarded_since becomes the time of the move and a minute: ids from before that are
+ * stale, unless they have a row.  Settings become columns of idem_settings; the other way
+ * they are compared, since only postgresql.conf can hold them, and the move is refused while
+ * they differ.  Statistics begin anew.
+ *
+ * Rights: a role that has all that idem_grant() gives as 'app' or 'operator' is given that
+ * by idem_grant() again; any other right is granted by itself.  A WARNING names those that
+ * the other edition does not have.  Indexes, triggers or columns of your own on idem's
+ * tables are to be made again, and their places in publications.  Objects of yours must not
+ * begin with idem_.
+ *
+ * It is refused while roles other than you and superusers can create objects in the schema,
+ * or own functions, operators or types in it: also the owner of the schema.
  *
  * It is one transaction: if it fails, nothing has changed.  It fails where objects of
  * yours (a view, say) depend on idem's, and names them.
@@ -45,8 +53,10 @@ SET LOCAL row_security = off;				-- an error, rather than rows that are left beh
 
 -- ----- whether it can be moved -----
 
--- With pg_catalog alone: an operator in the schema could match better than the system's.
+-- With pg_catalog alone, here and below: an operator in the schema could match better than
+-- the system's.
 SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL standard_conforming_strings = on;
 SELECT set_config('idem_move.schema', :'schema', true) AS ignored, set_config('idem_move.to', :'to', true) AS ignored
 \gset
 
@@ -56,12 +66,18 @@ DECLARE
 	schema_name constant text := current_setting('idem_move.schema');
 	source text;
 	owner oid;
+	strangers oid[];				-- roles that are not trusted like the mover
 	others text;
 BEGIN
 	IF target NOT IN ('idem', 'idem_portable', 'portable') THEN
 		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
 			USING ERRCODE = 'invalid_parameter_value',
 			HINT = 'Name one: psql -v to=idem for the C edition.';
+	END IF;
+
+	IF schema_name ~ '["$''\\]' THEN
+		RAISE EXCEPTION 'the name of the schema contains a quote, a dollar sign or a backslash'
+			USING ERRCODE = 'invalid_schema_name', HINT = 'Rename it.';
 	END IF;
 
 	SELECT coalesce(e.extname, 'portable'), coalesce(e.extowner, c.relowner) INTO source, owner
@@ -81,37 +97,59 @@ BEGIN
 		RAISE EXCEPTION 'idem is distributed over a cluster'
 			USING ERRCODE = 'feature_not_supported',
 			HINT = 'It cannot be moved.';
-	ELSIF owner <> current_user::regrole THEN
+	ELSIF owner <> (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user) THEN
 		RAISE EXCEPTION 'idem belongs to role %', owner::regrole
 			USING ERRCODE = 'insufficient_privilege',
 			DETAIL = 'Who moves it owns it, and its functions run with that role''s rights.',
 			HINT = 'Move it as that role.';
 	END IF;
-	-- What they create there could be found instead of the system's.
-	SELECT string_agg(CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ') INTO others
-	FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
-	WHERE n.nspname = schema_name AND a.privilege_type = 'CREATE' AND a.grantee NOT IN (owner, n.nspowner);
+	-- As in sql/idem-portable.sql
+	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
+		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
+	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO others
+	FROM (SELECT CASE a.grantee WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END
+			FROM pg_database AS d, pg_namespace AS n, LATERAL (
+				SELECT n.nspowner UNION SELECT x.grantee FROM aclexplode(n.nspacl) AS x WHERE x.privilege_type = 'CREATE') AS a (grantee)
+			WHERE n.nspname = schema_name AND d.datname = current_database()) AS c (grantee)
+		LEFT JOIN pg_roles AS r ON c.grantee <> '0'::oid AND pg_has_role(r.oid, c.grantee, 'MEMBER')
+	WHERE c.grantee = '0'::oid OR r.oid = ANY (strangers);
 	IF others IS NOT NULL THEN
 		RAISE EXCEPTION 'others may create objects in schema %: %', quote_ident(schema_name), others
 			USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = 'Commands that run with your rights would find them.',
-			HINT = 'Revoke CREATE on the schema from them, and see that they have left nothing there.';
+			DETAIL = 'They could exchange what the move works on, which runs with your rights.',
+			HINT = 'Revoke CREATE on the schema from them; if it is the owner, make it yours first: ALTER SCHEMA ... OWNER TO CURRENT_USER.';
+	END IF;
+	SELECT string_agg(o.name, ', ') INTO others
+	FROM (SELECT 'function ' || p.oid::regprocedure FROM pg_proc AS p
+			WHERE p.pronamespace = quote_ident(schema_name)::regnamespace AND p.proowner = ANY (strangers)
+			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o
+			WHERE o.oprnamespace = quote_ident(schema_name)::regnamespace AND o.oprowner = ANY (strangers)
+			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+			WHERE t.typnamespace = quote_ident(schema_name)::regnamespace AND t.typowner = ANY (strangers)
+				AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- no row types of tables
+			ORDER BY 1 LIMIT 10) AS o (name);
+	IF others IS NOT NULL THEN
+		RAISE EXCEPTION 'others own objects in schema %: %', quote_ident(schema_name), others
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'The functions of idem run with the rights of their owner.',
+			HINT = 'Have them dropped, or moved to another schema: ALTER ... SET SCHEMA.';
 	END IF;
 	PERFORM set_config('idem_move.source', source, true);
 END
 $block$;
 
-SET LOCAL search_path = :"schema", pg_temp;
-
 -- ----- what is kept -----
+
+-- @extschema@ becomes the schema, since psql puts no variable into a block.
+SELECT replace($script$
 
 -- In the order in which claims take them: in the portable edition one has read its policy
 -- when it gets at the claims.  A token is drawn before that there, and after it in C.
 DO $block$
 BEGIN
 	IF current_setting('idem_move.source') = 'idem' THEN
-		LOCK TABLE idem_claims, idem_scopes IN ACCESS EXCLUSIVE MODE;
-		PERFORM idem_fingerprint('0');		-- defines the settings
+		LOCK TABLE @extschema@.idem_claims, @extschema@.idem_scopes IN ACCESS EXCLUSIVE MODE;
+		PERFORM @extschema@.idem_fingerprint('0');		-- defines the settings
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
 				current_setting('idem.lease_max')::interval AS lease_max,
@@ -120,15 +158,15 @@ BEGIN
 	ELSE
 		LOOP
 			BEGIN
-				ALTER SEQUENCE idem_token_seq OWNED BY NONE;	-- which locks it
-				LOCK TABLE idem_settings, idem_scopes, idem_claims IN ACCESS EXCLUSIVE MODE;
+				ALTER SEQUENCE @extschema@.idem_token_seq OWNED BY NONE;	-- which locks it
+				LOCK TABLE @extschema@.idem_settings, @extschema@.idem_scopes, @extschema@.idem_claims IN ACCESS EXCLUSIVE MODE;
 				EXIT;
 			EXCEPTION WHEN deadlock_detected THEN
 				NULL;		-- the locks are given back: a settlement takes them in another order
 			END;
 		END LOOP;
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
-			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM idem_settings AS d;
+			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM @extschema@.idem_settings AS d;
 	END IF;
 END
 $block$;
@@ -136,49 +174,77 @@ $block$;
 CREATE TEMPORARY TABLE idem_moved_claims ON COMMIT DROP AS
 	SELECT c.expires_at, c.lease_until, c.token, c.state::text AS state,
 		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
-	FROM idem_claims AS c;
+	FROM @extschema@.idem_claims AS c;
 
-CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE idem_scopes;
-CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM idem_token_seq;
+CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE @extschema@.idem_scopes;
+CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM @extschema@.idem_token_seq;
 
--- An application may claim and an operator may forget.  Who may grant that is the owner.
+-- Each right of others, but those that are given at the installation
 CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
-	SELECT a.grantee::regrole AS role, CASE p.proname WHEN 'idem_forget' THEN 'operator' ELSE 'app' END AS privileges
-	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace, aclexplode(p.proacl) AS a
-	WHERE n.nspname = current_schema() AND p.proname IN ('idem_try_claim', 'idem_forget')
-		AND a.grantee NOT IN (0, p.proowner) AND NOT a.is_grantable;
+	SELECT o.kind, o.object, o.name, o.attribute, a.privilege_type AS privilege, a.grantee, a.is_grantable
+	FROM (SELECT 'ROUTINE', p.oid::regprocedure::text, p.proname::text, NULL::text, p.proacl, p.proowner
+			FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace
+			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass::text, c.relname::text, NULL, c.relacl, c.relowner
+			FROM pg_class AS c WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind IN ('r', 'v', 'S')
+			UNION ALL SELECT 'TABLE', c.oid::regclass::text, c.relname::text, quote_ident(t.attname), t.attacl, c.relowner
+			FROM pg_class AS c JOIN pg_attribute AS t ON t.attrelid = c.oid WHERE c.relnamespace = '@extschema@'::regnamespace
+			UNION ALL SELECT 'TYPE', t.oid::regtype::text, t.typname::text, NULL, t.typacl, t.typowner
+			FROM pg_type AS t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typtype IN ('c', 'e')
+		) AS o (kind, object, name, attribute, acl, owner), aclexplode(o.acl) AS a
+	WHERE o.name LIKE 'idem\_%' AND a.grantee <> o.owner AND a.grantee <> 'pg_monitor'::regrole
+		AND a.grantee <> (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+
+-- Who has all of it.  Of the routines, those of the edition that is here
+CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
+	SELECT g.grantee, s.privileges
+	FROM (SELECT DISTINCT r.grantee FROM pg_temp.idem_moved_rights AS r WHERE r.grantee <> '0'::oid) AS g,
+		(VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
+				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'], ARRAY[]::text[]),
+			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_forget', 'idem_heal', 'idem_cleanup',
+				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset'],
+				ARRAY['SELECT idem_claims request_id', 'INSERT idem_scopes scope', 'UPDATE idem_scopes ttl', 'DELETE idem_scopes ',
+					'SELECT idem_scopes ', 'SELECT idem_stat_cleanup '])) AS s (privileges, routines, tables)
+	WHERE NOT EXISTS (SELECT FROM pg_proc AS p
+			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname::text = ANY (s.routines)
+				AND NOT EXISTS (SELECT FROM pg_temp.idem_moved_rights AS r
+					WHERE r.grantee = g.grantee AND r.kind = 'ROUTINE' AND r.object = p.oid::regprocedure::text))
+		AND s.tables <@ ARRAY(SELECT r.privilege || ' ' || r.name || ' ' || coalesce(r.attribute, '')
+			FROM pg_temp.idem_moved_rights AS r WHERE r.grantee = g.grantee AND r.kind = 'TABLE');
 
 -- ----- the change -----
 
 DO $block$
 DECLARE
 	source constant text := current_setting('idem_move.source');
-	kind text;
 	names text;
 BEGIN
 	IF source <> 'portable' THEN
-		EXECUTE pg_catalog.format('DROP EXTENSION %I', source);
+		EXECUTE format('DROP EXTENSION %I', source);
 		RETURN;
 	END IF;
-	DROP VIEW idem_stat_cleanup;
-	DROP TRIGGER idem_scopes_guard ON idem_scopes;
-	DROP TRIGGER idem_settings_replace ON idem_settings;
+	DROP VIEW @extschema@.idem_stat_cleanup;
+	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
+	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
 	-- In one command, in which what depends on each other goes together
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
-	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-	WHERE n.nspname = current_schema()
-		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = 'idem_claims'::regclass)
+	FROM pg_proc AS p
+	WHERE p.pronamespace = '@extschema@'::regnamespace
+		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
 			'idem_distribute'));
 	EXECUTE 'DROP ROUTINE ' || names;
-	DROP TABLE idem_claims, idem_scopes, idem_settings, idem_cleanup_batches;
-	DROP SEQUENCE idem_token_seq;
-	DROP TYPE idem_state, idem_outcome, idem__key, idem__answer;
+	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches,
+		@extschema@.idem_secret, @extschema@.idem_lease_locks;
+	DROP SEQUENCE @extschema@.idem_token_seq;
+	DROP TYPE @extschema@.idem_state, @extschema@.idem_outcome, @extschema@.idem__key, @extschema@.idem__answer;
 END
 $block$;
+
+$script$, '@extschema@', quote_ident(:'schema'))
+\gexec
 
 SELECT :'to' = 'portable' AS by_file
 \gset
@@ -189,52 +255,84 @@ SELECT :'to' = 'portable' AS by_file
 CREATE EXTENSION :"to" SCHEMA :"schema";
 \endif
 
+SELECT replace($script$
+
 DO $block$
 DECLARE
 	differ text;
 	kept text;
 BEGIN
 	IF current_setting('idem_move.to') <> 'idem' THEN
-		INSERT INTO idem_settings (ttl, lease, lease_max, result_max_bytes, cleanup_batch_size)
+		INSERT INTO @extschema@.idem_settings (ttl, lease, lease_max, result_max_bytes, cleanup_batch_size)
 			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
 		RETURN;
 	END IF;
-	PERFORM idem_fingerprint('0');		-- defines the settings
+	PERFORM @extschema@.idem_fingerprint('0');		-- defines the settings
 	-- In the units of the settings, rounded up
-	SELECT string_agg(pg_catalog.format('%s is %s%s', s.name, s.setting, s.unit), ', ' ORDER BY s.name),
-		string_agg(pg_catalog.format('%s = ''%s%s''', s.name, d.kept, s.unit), ', ' ORDER BY s.name)
+	SELECT string_agg(format('%s is %s%s', s.name, s.setting, s.unit), ', ' ORDER BY s.name),
+		string_agg(format('%s = ''%s%s''', s.name, d.kept, s.unit), ', ' ORDER BY s.name)
 	INTO differ, kept
 	FROM pg_temp.idem_moved_settings AS m,
-		LATERAL (VALUES ('idem.ttl', ceil(date_part('epoch', m.ttl))),
-			('idem.lease', ceil(date_part('epoch', m.lease) * 1000)),
-			('idem.lease_max', ceil(date_part('epoch', m.lease_max) * 1000)),
-			('idem.result_max_bytes', m.result_max_bytes),
-			('idem.cleanup_batch_size', m.cleanup_batch_size)) AS d (name, kept)
-		JOIN pg_settings AS s ON s.name = d.name
+		LATERAL (VALUES ('idem.ttl', date_part('epoch', m.ttl)), ('idem.lease', date_part('epoch', m.lease)),
+			('idem.lease_max', date_part('epoch', m.lease_max)), ('idem.result_max_bytes', m.result_max_bytes),
+			('idem.cleanup_batch_size', m.cleanup_batch_size)) AS v (name, value)
+		JOIN pg_settings AS s ON s.name = v.name,
+		LATERAL (SELECT ceil(v.value * CASE s.unit WHEN 'ms' THEN 1000 ELSE 1 END)) AS d (kept)
 	WHERE s.setting::float8 <> d.kept;
 	IF differ IS NOT NULL THEN
 		RAISE EXCEPTION 'the settings are not those of idem_settings: %', differ
 			USING ERRCODE = 'object_not_in_prerequisite_state',
-			HINT = pg_catalog.format('Put into postgresql.conf, reload it, and move again: %s.', kept);
+			HINT = format('Put into postgresql.conf, reload it, and move again: %s.', kept);
 	END IF;
 END
 $block$;
 
-INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, fingerprint, result, progress)
-	SELECT c.expires_at, c.lease_until, c.token, c.state::idem_state,
+INSERT INTO @extschema@.idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, fingerprint, result, progress)
+	SELECT c.expires_at, c.lease_until, c.token, c.state::@extschema@.idem_state,
 		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM pg_temp.idem_moved_claims AS c;
 
-INSERT INTO idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes)
+INSERT INTO @extschema@.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes)
 	SELECT p.scope, p.ttl, p.lease, p.lease_max, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes
 	FROM pg_temp.idem_moved_scopes AS p;
 
-SELECT setval('idem_token_seq', t.last_value, t.is_called) AS ignored FROM pg_temp.idem_moved_token AS t
-\gset
-SELECT count(idem_grant(r.role, r.privileges)::text) AS ignored FROM pg_temp.idem_moved_rights AS r
-\gset
+DO $block$
+DECLARE
+	moved record;
+	is_there boolean;
+BEGIN
+	PERFORM setval('@extschema@.idem_token_seq', t.last_value, t.is_called) FROM pg_temp.idem_moved_token AS t;
+	PERFORM @extschema@.idem_grant(s.grantee, s.privileges) FROM pg_temp.idem_moved_sets AS s;
+	FOR moved IN
+		SELECT r.*, CASE r.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role,
+			format('%s%s ON %s %s', r.privilege, ' (' || r.attribute || ')', r.kind, r.object) AS privileges,
+			EXISTS (SELECT FROM pg_temp.idem_moved_sets AS s WHERE s.grantee = r.grantee AND s.privileges = 'operator') AS is_operator
+		FROM pg_temp.idem_moved_rights AS r
+	LOOP
+		is_there := CASE moved.kind WHEN 'ROUTINE' THEN to_regprocedure(moved.object) IS NOT NULL
+			WHEN 'TYPE' THEN to_regtype(moved.object) IS NOT NULL
+			ELSE to_regclass(moved.object) IS NOT NULL AND (moved.attribute IS NULL OR EXISTS (SELECT FROM pg_attribute AS a
+				WHERE a.attrelid = to_regclass(moved.object) AND quote_ident(a.attname) = moved.attribute)) END;
+		IF is_there THEN
+			BEGIN
+				EXECUTE format('GRANT %s TO %s%s', moved.privileges, moved.role, CASE WHEN moved.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+			EXCEPTION WHEN insufficient_privilege THEN
+				is_there := false;
+			END;
+		END IF;
+		-- What an operator has for one edition only is part of idem_grant().
+		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings)') THEN
+			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
+				USING HINT = 'The other edition does not have it, or you cannot grant it there.';
+		END IF;
+	END LOOP;
+END
+$block$;
 
-SELECT pg_catalog.format('moved from %s to %s: %s claims, %s scopes', current_setting('idem_move.source'), :'to',
+$script$, '@extschema@', quote_ident(:'schema'))
+\gexec
+
+SELECT format('moved from %s to %s: %s claims, %s scopes', current_setting('idem_move.source'), :'to',
 	(SELECT count(*) FROM pg_temp.idem_moved_claims), (SELECT count(*) FROM pg_temp.idem_moved_scopes)) AS moved
 \gset
 
