@@ -57,7 +57,10 @@ endif
 # The tests are those of the contract, and run against either edition; but for these,
 # which look at what only one of them has.
 EDITION = c
-ONLY_c = batch_race batch_slices claimed_again doomed_row guessed_claims large_values many_races no_extension policy_latest renamed_objects rights_statistics row_key_share scopes_changes settings speculative_wait store_opening table_changes table_replaced serializable_rows
+ONLY_c = batch_race batch_slices claimed_again doomed_row guessed_claims large_values \
+	many_races no_extension policy_latest renamed_objects rights_statistics row_key_share \
+	scopes_changes serializable_rows settings speculative_wait store_opening table_changes \
+	table_replaced
 ONLY_portable = portable \
 	portable_policy
 
