@@ -315,7 +315,14 @@ BEGIN
 				WHERE a.attrelid = to_regclass(moved.object) AND quote_ident(a.attname) = moved.attribute)) END;
 		IF is_there THEN
 			BEGIN
-				EXECUTE format('GRANT %s TO %s%s', moved.privileges, moved.role, CASE WHEN moved.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+				EXECUTE format('GRANT %s TO %s', moved.privileges, moved.role);
+				IF moved.is_grantable THEN
+					BEGIN
+						EXECUTE format('GRANT %s TO %s WITH GRANT OPTION', moved.privileges, moved.role);
+					EXCEPTION WHEN insufficient_privilege OR invalid_grant_operation THEN
+						RAISE WARNING 'a right is kept without its grant option: % to %', moved.privileges, moved.role;
+					END;
+				END IF;
 			EXCEPTION WHEN insufficient_privilege THEN
 				is_there := false;
 			END;

@@ -1,0 +1,164 @@
+# Moving between the editions: nobody gets more than he was given. Each of these ways was open.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IPC::Run;
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->start;
+my $superuser = $node->safe_psql('postgres', 'SELECT current_user');
+$node->safe_psql('postgres', "CREATE ROLE $_ LOGIN") for qw(owner attacker app operator helpdesk anon);
+
+sub as
+{
+	my ($role, $database, $sql) = @_;
+	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
+}
+
+# (exit code, what it complained of)
+sub run_script
+{
+	my ($file, $role, $database, %variables) = @_;
+	my ($out, $err) = ('', '');
+
+	IPC::Run::run(
+		[
+			'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', $role,
+			(map { ('-v', "$_=$variables{$_}") } sort keys %variables), '-f', $file, $database
+		],
+		'<', \undef, '>', \$out, '2>', \$err);
+	return ($? >> 8, $err);
+}
+
+sub moves
+{
+	my ($role, $database, $to) = @_;
+	return run_script('sql/idem-move.sql', $role, $database, schema => 'requests', to => $to);
+}
+
+sub new_database
+{
+	my ($name, $schema_owner) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $name OWNER owner");
+	$node->safe_psql($name, "CREATE SCHEMA requests AUTHORIZATION $schema_owner; GRANT USAGE ON SCHEMA requests TO PUBLIC");
+	return $name;
+}
+
+sub superusers
+{
+	return $node->safe_psql('postgres', "SELECT string_agg(rolname, ' ') FROM pg_roles WHERE rolsuper AND rolname <> '$superuser'");
+}
+
+# Operators that match better than the system's, and make their owner superuser
+my $traps = q{
+CREATE FUNCTION requests.evil(a name, b name) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+	IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		ALTER ROLE attacker SUPERUSER;
+	END IF;
+	RETURN a::text = b::text;
+END $$;
+CREATE FUNCTION requests.evil(a name, b text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+	IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		ALTER ROLE attacker SUPERUSER;
+	END IF;
+	RETURN a::text OPERATOR(pg_catalog.=) b;
+END $$;
+CREATE FUNCTION requests.evil(a float8, b int4) RETURNS float8 LANGUAGE plpgsql AS $$
+BEGIN
+	IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		ALTER ROLE attacker SUPERUSER;
+	END IF;
+	RETURN a OPERATOR(pg_catalog.*) b::float8;
+END $$;
+CREATE OPERATOR requests.~~ (LEFTARG = name, RIGHTARG = name, FUNCTION = requests.evil);
+CREATE OPERATOR requests.= (LEFTARG = name, RIGHTARG = name, FUNCTION = requests.evil);
+CREATE OPERATOR requests.= (LEFTARG = name, RIGHTARG = text, FUNCTION = requests.evil);
+CREATE OPERATOR requests.* (LEFTARG = float8, RIGHTARG = int4, FUNCTION = requests.evil);
+};
+
+# ----- the owner of the schema -----
+
+new_database('from_c', 'attacker');
+$node->safe_psql('from_c', 'CREATE EXTENSION idem SCHEMA requests');
+as('attacker', 'from_c', $traps);
+my ($status, $err) = moves($superuser, 'from_c', 'portable');
+is(superusers(), '', 'from the C edition: the owner of the schema did not become superuser');
+isnt($status, 0, 'from the C edition: refused');
+like($err, qr/others may create objects in schema requests: attacker\n.*HINT:  .*ALTER SCHEMA ... OWNER TO CURRENT_USER/s, 'and the owner named');
+as($superuser, 'from_c', 'ALTER SCHEMA requests OWNER TO CURRENT_USER');
+($status, $err) = moves($superuser, 'from_c', 'portable');
+is(superusers(), '', 'what he has left behind: nobody became superuser');
+like($err, qr/others own objects in schema requests: function requests.evil/, 'refused, and named');
+as($superuser, 'from_c', 'DROP FUNCTION requests.evil(name, name), requests.evil(name, text), requests.evil(float8, int4) CASCADE');
+($status, $err) = moves($superuser, 'from_c', 'portable');
+is($status, 0, 'the HINTs work') or diag $err;
+
+new_database('to_c', 'attacker');
+is((run_script('sql/idem-portable.sql', $superuser, 'to_c', schema => 'requests'))[0], 0, 'the portable edition, by a superuser');
+as('attacker', 'to_c', $traps);
+($status, $err) = moves($superuser, 'to_c', 'idem');
+is(superusers(), '', 'to the C edition: the owner of the schema did not become superuser');
+like($err, qr/idem belongs to role attacker/, 'to the C edition: it is his already');
+
+# ----- rights -----
+
+new_database('rights', 'owner');
+is((run_script('sql/idem-portable.sql', 'owner', 'rights', schema => 'requests'))[0], 0, 'the portable edition');
+as('owner', 'rights', q{
+SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
+GRANT EXECUTE ON FUNCTION requests.idem_forget TO helpdesk WITH GRANT OPTION;
+GRANT SELECT (request_id, state) ON requests.idem_claims TO helpdesk;
+GRANT SELECT ON requests.idem_cleanup_batches TO helpdesk;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO anon;
+ALTER DEFAULT PRIVILEGES IN SCHEMA requests GRANT ALL ON ROUTINES TO anon;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO anon;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TYPES TO anon;
+});
+
+sub rights
+{
+	my ($role) = @_;
+
+	return as('owner', 'rights', qq{
+SELECT string_agg(o.name || ' ' || a.privilege_type, ', ' ORDER BY o.name, a.privilege_type)
+FROM (SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'requests'::regnamespace
+	UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'requests'::regnamespace
+	UNION ALL SELECT relname || '.' || attname, attacl FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid WHERE relnamespace = 'requests'::regnamespace
+	UNION ALL SELECT typname, typacl FROM pg_type WHERE typnamespace = 'requests'::regnamespace) AS o (name, acl), aclexplode(o.acl) AS a
+WHERE a.grantee = '$role'::regrole});
+}
+
+my $of_app = rights('app');
+my $of_operator = rights('operator');
+my $of_helpdesk = 'idem_claims.request_id SELECT, idem_claims.state SELECT, idem_forget EXECUTE';
+like($of_operator, qr/idem_cleanup EXECUTE.*idem_settings UPDATE/, 'there is something to move');
+($status, $err) = moves('owner', 'rights', 'idem');
+is($status, 0, 'moved to the C edition') or diag $err;
+is(rights('helpdesk'), $of_helpdesk, 'EXECUTE on idem_forget() alone does not make an operator');
+like($err, qr/WARNING:  a right is not kept: SELECT ON TABLE requests.idem_cleanup_batches to helpdesk\n/, 'a right that is not kept is named');
+unlike($err, qr/operator|app/, 'none of those of idem_grant() is');
+is(rights('app'), $of_app, 'app');
+like(rights('operator'), qr/idem_cleanup EXECUTE.*idem_metrics SELECT.*idem_stat_reset EXECUTE/, 'operator: what the C edition has for one');
+($status, $err) = moves('owner', 'rights', 'portable');
+is($status, 0, 'moved back') or diag $err;
+unlike($err, qr/WARNING/, 'nothing is lost');
+is(rights('helpdesk'), $of_helpdesk, 'helpdesk is as before');
+is(rights('app'), $of_app, 'so is app');
+is(rights('operator'), $of_operator, 'and operator');
+is(rights('anon'), '', 'default privileges have given nothing');
+is(as('helpdesk', 'rights', 'GRANT EXECUTE ON FUNCTION requests.idem_forget TO app; SELECT 1'), '1', 'what can be granted on, can');
+as('owner', 'rights', 'REVOKE EXECUTE ON FUNCTION requests.idem_heal FROM app');
+moves('owner', 'rights', 'idem');
+unlike(rights('app'), qr/idem_heal/, 'what was taken from a set stays taken');
+like(rights('app'), qr/idem_try_claim EXECUTE/, 'and the rest is kept');
+
+$node->stop;
+done_testing();
