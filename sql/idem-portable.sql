@@ -1060,10 +1060,11 @@ BEGIN
 END
 $$;
 
--- Whether another transaction is deleting the row: then we see it, and not even a lock
--- that an update leaves room for can be had.  A row that the transaction has changed before
--- is not meant, which is found by waiting for it; nor one that is gone, and that an old
--- snapshot still sees.
+-- Whether another transaction is deleting the row: then this one sees the row, but cannot
+-- even have a lock that an update leaves room for.  Not meant are a row that the
+-- transaction has changed before, which is found by waiting for it, and a row that is gone
+-- and that an old snapshot still sees.  NULL: no row is seen; somebody inserts it, or the
+-- transaction that deleted it has ended by now.
 CREATE FUNCTION @extschema@.idem__is_being_deleted(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -1083,7 +1084,7 @@ BEGIN
 	RAISE SQLSTATE 'ID001';		-- gives the lock back
 EXCEPTION
 	WHEN SQLSTATE 'ID001' THEN
-		RETURN is_there AND NOT is_free;
+		RETURN CASE WHEN is_there THEN NOT is_free END;
 	WHEN lock_not_available OR serialization_failure THEN
 		RETURN false;
 END
@@ -1170,7 +1171,8 @@ DECLARE
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
 	deleting boolean := false;	-- somebody removes the row
-	was_deleting boolean;
+	may_be_gone boolean;
+	has_looked_again boolean := false;
 	live boolean;				-- it is somebody else's lease
 	policy record;
 	policy_now record;
@@ -1367,11 +1369,15 @@ BEGIN
 					slices := slices + 1;
 					patience := deadline;
 					IF clock_timestamp() >= deadline THEN
-						was_deleting := deleting;
+						may_be_gone := deleting;
 						deleting := inserting AND clock_timestamp() < delete_deadline AND @extschema@.idem__is_being_deleted(key);
 						IF deleting THEN
 							patience := clock_timestamp() + interval '100 milliseconds';
-						ELSIF NOT was_deleting THEN		-- else look once more: it may be gone
+						ELSIF may_be_gone OR (deleting IS NULL AND NOT has_looked_again) THEN
+							-- The transaction that removed the row can have ended since.
+							has_looked_again := true;
+							deleting := false;
+						ELSE
 							outcome := @extschema@.idem__outcome_of_passed(deadline);
 						END IF;
 					END IF;
