@@ -85,7 +85,7 @@ SELECT replace($script$						-- psql only
 -- ----- whether it can be installed -----
 
 -- On Citus, all is this node's until idem_distribute().
-SET LOCAL citus.enable_ddl_propagation = off;
+SET LOCAL citus.enable_ddl_propagation = off;	-- psql only
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $block$
