@@ -812,12 +812,13 @@ DECLARE
 	bucket constant text := @extschema@.idem__held_bucket(held);
 	keys constant jsonb := @extschema@.idem__held(secret, bucket)::jsonb;
 	latest constant text := split_part(@extschema@.idem__held(secret, 'latest'), E'\n', 1);
-	value constant text := keys - held;
+	value constant text := nullif((keys - held)::text, '{}');
 BEGIN
 	IF keys IS NULL OR NOT keys ? held THEN
 		RETURN;
 	END IF;
-	PERFORM set_config('idem_held.' || bucket, @extschema@.idem__signature(secret, bucket, value) || value, true);
+	-- Empty, and unsigned: idem__only_unsettled() looks at all of them.
+	PERFORM set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signature(secret, bucket, value) || value, ''), true);
 	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
 		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
 	END IF;
