@@ -19,8 +19,11 @@ typedef struct IdemLatest
 
 extern void idem_held_init(void);
 
-/* The answer of a claim call: the key is claimed and not settled, or what else
- * it was; ours: by this transaction, before.  Copies what it keeps. */
+/*
+ * Record the answer of a claim call: the key is claimed by this transaction and not
+ * settled; or the outcome was another one.  ours: this transaction already held the key.
+ * Both copy what they keep.
+ */
 extern void idem_held_note_claimed(const IdemKey *key);
 extern void idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 								  const Jsonb *result, bool ours);

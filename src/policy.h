@@ -27,10 +27,11 @@ typedef struct IdemPolicy
 } IdemPolicy;
 
 /*
- * Who makes a promise holds a lock on idem_scopes, from before it makes sure that its
- * policy is still the current one until it has written the promise, and not while it
- * waits for a holder.  It is held until idem_policy_unlock(), or until that
- * subtransaction aborts.  False, unless it is to wait: somebody changes a promise.
+ * The lock that orders claims with changes of a promise (scopes.c).  A claim takes it
+ * before it checks that its policy is current, keeps it until its row is written, and
+ * never holds it while it waits for a holder.  It is held until idem_policy_unlock(), or
+ * until that subtransaction aborts.  wait = false: returns false if a change of a
+ * promise is under way.
  */
 extern bool idem_policy_lock(bool wait, SubTransactionId subtransaction);
 extern bool idem_policy_is_current(const IdemPolicy *policy);
