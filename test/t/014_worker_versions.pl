@@ -93,11 +93,11 @@ $node->safe_psql('postgres', q{
 	ALTER TABLE idem_claims RENAME TO claims;
 	COMMIT});
 becomes(
-	q{SELECT last_error LIKE 'table "idem_claims" of extension "idem" was renamed %' FROM idem_stat_cleanup},
+	q{SELECT last_error LIKE 'public.idem_claims of extension "idem" is missing%' FROM idem_stat_cleanup},
 	'a renamed table is reported');
 $errors = $node->safe_psql('postgres', 'SELECT errors FROM idem_stat_cleanup');
 becomes("SELECT errors > $errors FROM idem_stat_cleanup", 'and tried again');
-my @found = slurp_file($node->logfile, $offset) =~ /was renamed to public\.claims/g;
+my @found = slurp_file($node->logfile, $offset) =~ /ERROR: +public\.idem_claims of extension "idem" is missing/g;
 is(scalar @found, 1, 'the log has it once');
 $node->safe_psql('postgres', 'ALTER TABLE claims RENAME TO idem_claims');
 becomes('SELECT count(*) = 0 FROM idem_claims', 'and cleaned when it is back');
