@@ -146,11 +146,13 @@ ROLLBACK;
 
 -- Wherever the index is looked at from: it has no entries of what is gone.
 SELECT pg_temp.expired(500);
-SELECT idem_cleanup(400);
+-- A batch takes a second at most: a slow server removes fewer.
+SELECT idem_cleanup(400) AS cleaned \gset
+SELECT :cleaned BETWEEN 1 AND 400 AS cleaned;
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
-SELECT count(*) FROM idem_claims WHERE expires_at < '2021-01-01';
-SELECT count(*) FROM idem_claims WHERE request_id > '';
+SELECT :cleaned + count(*) AS count FROM idem_claims WHERE expires_at < '2021-01-01';
+SELECT :cleaned + count(*) AS count FROM idem_claims WHERE request_id > '';
 RESET enable_seqscan;
 RESET enable_bitmapscan;
 
