@@ -33,14 +33,28 @@ BEGIN
 			HINT = 'Move it here, see sql/idem-move.sql; or drop it first.';
 	END IF;
 
-	IF EXISTS (
-		SELECT FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
-		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
-			AND a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
-	) THEN
-		RAISE WARNING 'everybody may create objects in schema %', '@extschema@'::pg_catalog.regnamespace::pg_catalog.text
-			USING DETAIL = 'A function that somebody creates there, idem_claim(varchar, varchar) say, can be called instead of the one of idem.',
-			HINT = 'Revoke CREATE on the schema from PUBLIC, or install idem into a schema of its own.';
+	-- Calls with untyped literals, idem_grant('app', 'app') say, would find them first.
+	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO other
+	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) p.proowner
+	WHERE p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+		AND pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem_')
+		AND NOT r.rolsuper AND r.oid OPERATOR(pg_catalog.<>) '@extowner@'::pg_catalog.regrole::pg_catalog.oid;
+	IF other IS NOT NULL THEN
+		RAISE EXCEPTION 'others own functions in schema % that would be called instead of those of idem: %',
+				'@extschema@'::pg_catalog.regnamespace::pg_catalog.text, other
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			HINT = 'Drop them, or install idem into a schema of its own.';
+	END IF;
+	SELECT pg_catalog.string_agg(CASE WHEN a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN 'PUBLIC'
+			ELSE a.grantee::pg_catalog.regrole::pg_catalog.text END, ', ') INTO other
+	FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+	WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+		AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE' AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
+		AND a.grantee OPERATOR(pg_catalog.<>) '@extowner@'::pg_catalog.regrole::pg_catalog.oid;
+	IF other IS NOT NULL THEN
+		RAISE WARNING 'others may create objects in schema %: %', '@extschema@'::pg_catalog.regnamespace::pg_catalog.text, other
+			USING DETAIL = 'A function that they create there, idem_claim(varchar, varchar) or idem_grant(text, text) say, can be called instead of the one of idem.',
+			HINT = 'Revoke CREATE on the schema from them, or install idem into a schema of its own.';
 	END IF;
 END
 $block$;

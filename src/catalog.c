@@ -196,7 +196,7 @@ raise_missing(const char *kind, const char *name, Oid schema, bool is_foreign)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("%s of extension \"idem\" is missing", place),
 			 errdetail("It was renamed, moved to another schema, or taken out of the extension."),
-			 errhint("\\dx+ idem in psql lists what the extension has: give the object back its name (ALTER %s ... RENAME TO %s) and its schema (SET SCHEMA %s). If it was dropped, create the extension again.",
+			 errhint("\\dx+ idem in psql lists what the extension has: give the object back its name (ALTER %s ... RENAME TO %s) and its schema (SET SCHEMA %s). If it was dropped, restore the database; or, to begin without claims, policies and rights, run DROP EXTENSION idem and CREATE EXTENSION idem.",
 					 kind, name, quote_identifier(schema_name))));
 }
 
@@ -234,8 +234,7 @@ find_enum(const char *name, Oid schema, Oid extension,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("label \"%s\" of type \"%s\" was renamed",
 							labels[i], name),
-					 errhint("\\dT+ %s in psql lists the labels: run ALTER TYPE %s RENAME VALUE ... TO %s.",
-							 name,
+					 errhint("\\dT+ %1$s in psql lists the labels: run ALTER TYPE %1$s RENAME VALUE ... TO %2$s.",
 							 quote_qualified_identifier(get_namespace_name(schema), name),
 							 quote_literal_cstr(labels[i]))));
 	}

@@ -44,7 +44,7 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 	[IDEM_STALE] = {
 		ERRCODE_IDEM_STALE,
 		"request id is too old to tell whether it was executed",
-		"Check the state, then use a new request id."
+		"Check the state, then use a new request id. For a minute after uuidv7 was switched on, or the scope's ttl grew, new ids are stale too."
 	}
 };
 

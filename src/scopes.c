@@ -126,10 +126,10 @@ check_layout(Relation scopes)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("table \"%s\" has another layout than the extension gave it",
 						RelationGetRelationName(scopes)),
-				 errdetail("Its first %d columns are those of the extension, and its primary key is (scope), of collation \"C\".",
+				 errdetail("Its first %d columns must be those of the extension, in their order, and its primary key must be (scope), of collation \"C\".",
 						   Natts_scopes),
 				 has_dropped ?
-				 errhint("A dropped column does not come back in its place: copy the rows of idem_claims and idem_scopes elsewhere, create the extension again, and copy them back.") :
+				 errhint("Dump this database and restore it: a dropped column cannot come back to its place in the table.") :
 				 errhint("Undo the change of its columns or of its primary key.")));
 }
 

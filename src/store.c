@@ -211,7 +211,7 @@ refuse_table(Relation claims, const char *reason, const char *hint)
 			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 			 errmsg("table \"%s\" cannot hold claims: it has %s",
 					RelationGetRelationName(claims), reason),
-			 errdetail("Claims are written directly, without the executor, which would pass these by."),
+			 errdetail("Claims are written directly into the table, without the executor, so that this would be ignored or do harm."),
 			 errhint("%s", hint)));
 }
 
@@ -1511,7 +1511,8 @@ idem_store_draw_token(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("sequence \"idem_token_seq\" cannot number leases: its values do not grow from one call to the next"),
-				 errhint("Run ALTER SEQUENCE idem_token_seq INCREMENT 1 CACHE 1 NO CYCLE.")));
+				 errhint("Run ALTER SEQUENCE %s INCREMENT 1 CACHE 1 NO CYCLE.",
+						 qualified_name(sequence))));
 	return nextval_internal(sequence, false);
 }
 
@@ -1597,7 +1598,8 @@ open_expiry_index(Relation claims)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at), after dropping what has its name, or REINDEX it.")));
+				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON %s (expires_at), after dropping what has its name, or REINDEX it.",
+						 qualified_name(RelationGetRelid(claims)))));
 	return index;
 }
 

@@ -276,8 +276,21 @@ $decoy->quit;
 superuser('GRANT CREATE ON SCHEMA public TO PUBLIC', 'open_to_all');
 my ($status, $out, $err) = $node->psql('open_to_all', 'CREATE EXTENSION idem');
 is($status, 0, 'installed where everybody may create objects');
-like($err, qr/WARNING:  everybody may create objects in schema public\nDETAIL:  .*idem_claim\(varchar, varchar\).*\nHINT:  Revoke CREATE/,
+like($err, qr/WARNING:  others may create objects in schema public: PUBLIC\nDETAIL:  .*idem_claim\(varchar, varchar\).*\nHINT:  Revoke CREATE/,
 	'with a warning that names the danger');
+
+# What somebody has left in the schema would be called by a superuser's idem_grant('app', 'app').
+superuser('DROP EXTENSION idem', 'open_to_all');
+try_as('stranger', q{
+	CREATE FUNCTION public.idem_grant(role text, privileges text) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		ALTER ROLE stranger SUPERUSER;
+	END $$}, 'open_to_all');
+superuser('REVOKE CREATE ON SCHEMA public FROM PUBLIC', 'open_to_all');
+($status, $out, $err) = $node->psql('open_to_all', "CREATE EXTENSION idem; SELECT idem_grant('app', 'app')");
+like($err, qr/ERROR:  others own functions in schema public that would be called instead of those of idem: idem_grant\(text,text\)\nHINT:  Drop them,/,
+	'functions that others have left under names like ours: refused');
+superuser('DROP FUNCTION public.idem_grant(text, text); CREATE EXTENSION idem', 'open_to_all');
 
 nobody_is_superuser('all of it');
 $node->stop;
