@@ -216,6 +216,24 @@ begin_promise(IdemClaimCall *call)
 	return call->has_policy ? STEP_PROMISE : STEP_AGAIN;
 }
 
+/*
+ * Takes back a row that was just inserted, if its key has become stale.  Between the look
+ * at the key (or the guess that it is new) and the insert, the row of an earlier execution
+ * can expire and be removed.  If the key is not stale after the insert, that has not
+ * happened: such a row would still be remembered, and the insert would have met it.
+ */
+static bool
+withdraw_if_stale(const IdemClaimCall *call)
+{
+	IdemFound	mine;
+
+	if (!is_stale(call))
+		return false;
+	if (!idem_store_find_ours(&call->key, &mine) || !idem_store_delete(&mine))
+		elog(ERROR, "the row of a claim that was just inserted is missing");
+	return true;
+}
+
 static Step
 claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
@@ -234,7 +252,10 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 	row = claimed_row(call, NULL);
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
-	answer_claimed(answer, &row, NULL);
+	if (withdraw_if_stale(call))
+		answer->outcome = IDEM_STALE;
+	else
+		answer_claimed(answer, &row, NULL);
 	return STEP_ANSWER;
 }
 
@@ -565,7 +586,15 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	for (int i = 0; claimed && i < nitems; i++)
 	{
 		set_item(call, &items[i]);
+		(void) check_key_time(call);
 		clear_answer(&answers[i]);
+		if (withdraw_if_stale(call))
+		{
+			answers[i].outcome = IDEM_STALE;
+			idem_held_note_answer(&call->key, IDEM_STALE, NULL, false);
+			idem_stats_count_outcome(IDEM_STALE);
+			continue;
+		}
 		answer_claimed(&answers[i], &rows[i].row, NULL);
 		note_claimed(call, &answers[i]);
 	}
@@ -581,11 +610,13 @@ int
 idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 					  int nitems, IdemClaimAnswer *answers)
 {
-	Look		look;
-	int			nabsent = count_absent(call, items,
-									   Min(nitems, IDEM_CLAIM_FIRST_MAX),
-									   &look);
+	Look		look = {.taken = false};
+	int			nabsent = 0;
 
+	/* Refused, none can be claimed: look at one key at a time. */
+	if (!call->is_refused)
+		nabsent = count_absent(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
+							   &look);
 	if (nabsent >= TOGETHER_MIN &&
 		claim_absent_keys(call, items, nabsent, answers))
 		return nabsent;

@@ -179,9 +179,10 @@ with_settings(IdemPolicy policy)
 }
 
 /*
- * Kept in the name of the transaction, since the wait for it is in a subtransaction
- * that is rolled back; waited for in the name of the caller, since what is granted while
- * the wait is given up is that one's.
+ * The lock belongs to the transaction, since the wait for it can happen in a subtransaction
+ * that is rolled back.  It is taken in the name of the caller first: an error of what
+ * taking a lock does besides (it processes invalidations), or a lock that is granted just
+ * as the wait is given up, is cleaned up with the caller's subtransaction.
  */
 bool
 idem_policy_lock(bool wait, SubTransactionId subtransaction)
@@ -194,17 +195,18 @@ idem_policy_lock(bool wait, SubTransactionId subtransaction)
 	idem_policy_unlock();
 	if (wait)
 		LockRelationOid(scopes, RowShareLock);
+	else if (!ConditionalLockRelationOid(scopes, RowShareLock))
+		return false;
+
+	/* A lock that this backend has is only counted. */
 	CurrentResourceOwner = TopTransactionResourceOwner;
-	if (ConditionalLockRelationOid(scopes, RowShareLock))
-	{
-		locked_scopes = scopes;
-		locked_in = subtransaction;
-		locks_taken++;
-	}
+	LockRelationOid(scopes, RowShareLock);
 	CurrentResourceOwner = owner;
-	if (wait)
-		UnlockRelationOid(scopes, RowShareLock);
-	return OidIsValid(locked_scopes);
+	locked_scopes = scopes;
+	locked_in = subtransaction;
+	locks_taken++;
+	UnlockRelationOid(scopes, RowShareLock);
+	return true;
 }
 
 void

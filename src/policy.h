@@ -23,7 +23,7 @@ typedef struct IdemPolicy
 	TimestampTz guarded_since;	/* nothing is known of keys up to then;
 								 * DT_NOBEGIN: no such time */
 	uint64		generation;		/* of idem_scopes, as far as we had heard */
-	uint64		lock;			/* that was held when it was read; 0: none */
+	uint64		lock;			/* number of the lock under which it was read; 0: none */
 } IdemPolicy;
 
 /*
