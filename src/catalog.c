@@ -9,18 +9,18 @@
  *
  * The cache is dropped whenever one of our relations is invalidated: DROP
  * EXTENSION does that, and so does the rollback of a CREATE EXTENSION.  An answer can
- * be old all the same: a change can commit right after it, and one that commits while
- * the catalogs are read is reported by an invalidation that this session meets in the
- * middle of its reading.  Such an answer is used, but not kept.  To read again until no
- * invalidation comes would not make it safer, and would never end where each lock
- * brings one (debug_discard_caches).
+ * be outdated all the same: by a change that commits just after it, or by one that commits
+ * while the catalogs are being read.  In the second case its invalidation arrives in the
+ * middle of the reading, and the answer is used once, but not cached.  Reading again until
+ * no invalidation comes would not make it safer, and would never end where taking any lock
+ * invalidates everything (debug_discard_caches).
  *
  * What makes it safe is the lock of the relation that a caller opens.  Taking the lock
  * receives every change that was committed before, and no change can follow while it
  * is held: DROP, RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
  * locks it first, and starts again if the relation is gone, if an invalidation has come
  * (a writer, use_store()), or if another relation is named now (a reader).
- * idem_policy_lock() names the policies anew for each promise.
+ * idem_policy_lock() looks up the OID of idem_scopes again for each promise.
  */
 #include "postgres.h"
 

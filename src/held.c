@@ -56,7 +56,7 @@ typedef struct HeldSlot
 	char		status;
 } HeldSlot;
 
-/* For a lookup the element is a key in the place of an entry. */
+/* A lookup passes a probe entry that has only its key. */
 #define SH_PREFIX held_hash
 #define SH_ELEMENT_TYPE HeldSlot
 #define SH_KEY_TYPE IdemHeld *
@@ -148,7 +148,8 @@ index_all_held(void)
 		index_held(dlist_container(IdemHeld, claim_node, iter.cur));
 }
 
-/* Claims do not look for an earlier entry of their key, which costs: this does. */
+/* A claim does not look for an earlier entry of its key, to be cheap: this does, where the
+ * count matters. */
 static void
 supersede(void)
 {

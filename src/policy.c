@@ -3,7 +3,7 @@
  *	  What the claims of a scope promise, cached and invalidated.
  *
  * The policy is read from idem_scopes.  The table's trigger sends a relcache
- * invalidation for it, which every backend receives; DML alone invalidates nothing.
+ * invalidation for it, which every backend receives; a change of rows by itself does not.
  * idem_policy() receives pending invalidations itself, so that a change acts from the
  * next claim after its commit.
  *
@@ -13,9 +13,9 @@
  * What guarded_since says of the past rests on a lock.  A claim takes RowShareLock
  * on idem_scopes, checks that its policy is still the current one, reads the clock,
  * writes its row and unlocks.  The trigger that moves guarded_since takes ExclusiveLock
- * before it reads the clock, and holds it until the change commits (scopes.c).  A claim
- * that is only answered promises nothing, and a transaction that settles, extends or
- * fences a lease promises nothing to a key without a row: neither takes the lock.
+ * before it reads the clock, and holds it until the change commits (scopes.c).  A call that
+ * finds its key claimed writes no promise; one that settles, extends or fences a lease
+ * writes one only to a row that is there, which answers by itself.  Neither takes the lock.
  */
 #include "postgres.h"
 

@@ -12,9 +12,9 @@
  *
  * idem_scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
  * is new if its own time lies within the ttl, because a claim of it would still be
- * remembered.  That conclusion is wrong for claims that were promised less: claims from
- * before uuidv7 was switched on, from before the ttl grew, or from a time of which this
- * table knows nothing, because the row was not there.  So each of these changes sets
+ * remembered.  That conclusion is wrong for keys whose claims had a shorter ttl: claims
+ * from before uuidv7 was switched on, from before the ttl grew, or from a time of which
+ * this table knows nothing, because the row was not there.  So each of these changes sets
  * guarded_since, and keys up to then count as stale: an unknown past is stale.  Nothing
  * else is remembered of the past.  The trigger does not fire on a subscriber, which
  * receives the publisher's guarded_since.

@@ -25,21 +25,26 @@
  *
  * Many rows at once need neither token nor confirmation: they are written as plain
  * rows by a subtransaction of their own, which is rolled back if any key turns out to
- * be there.  Whoever wants one of these keys meanwhile waits for the subtransaction, in
- * which nothing waits for another transaction, and not for ours: so a key that is lost
- * again is free at once.  Each takes a transaction id, which many rows share.
+ * be there.  Another claim of one of these keys waits for the subtransaction, not for our
+ * transaction, and nothing in the subtransaction waits for others: so a key whose row is
+ * rolled back is free at once.  Each such subtransaction uses one transaction id.
  *
- * Locks, in this order: RowExclusiveLock on the table, then on its indexes,
- * until the transaction ends, like any DML, and unlike it in the name of the
- * transaction, whatever becomes of the portal or savepoint: the store stays open for
- * as long; for a lease, the lock of the key, from before the probe to after the write;
- * the speculative lock between 2 and 6, or the id of the subtransaction that writes
- * many rows.  While it has one of these two, nothing waits for another transaction, with
- * one exception: an index that a user made unique waits for the holder of an equal value,
- * as in any INSERT, beyond the deadline of the call; only lock_timeout bounds that.  Updates
- * and deletes never wait: a row that this transaction has not written is locked with
- * LockWaitSkip before it is updated, and a delete does not wait; if the row is taken, the
- * caller probes again.
+ * Locks, in this order:
+ *
+ *	1. RowExclusiveLock on the table, then on its indexes.  They are held until the
+ *	   transaction ends, as after any DML.  Unlike there they belong to the transaction
+ *	   and not to the portal or the savepoint, because the store stays open as long;
+ *	2. for a lease, the lock of the key, from before the probe to after the write;
+ *	3. the speculative lock between steps 2 and 6 above, or the id of the subtransaction
+ *	   that writes many rows.
+ *
+ * While it holds lock 3, nothing waits for another transaction, with one exception: an
+ * index that a user made unique waits for the holder of an equal value, as in any INSERT.
+ * Only lock_timeout bounds that wait, not the deadline of the call.
+ *
+ * Updates and deletes never wait.  A row of another transaction is locked with
+ * LockWaitSkip before it is updated; a delete is tried without waiting.  If the row is
+ * taken, the caller probes again.
  *
  * What the executor would have done is done by check_writable(), which refuses a
  * transaction that may not write, and by open_store(), which refuses a table that was
@@ -57,14 +62,15 @@
  *	- when a subtransaction aborts that may have created what is open;
  *	- before any utility command, which could be DDL of the table, and would be
  *	  refused while its own session has the table open; and after each use within a
- *	  command that fires event triggers, for one of them may be the user;
+ *	  command that fires event triggers, since such a trigger can call us;
  *	- at the next use after an invalidation of the table or of an index of it.
  *
  * Each function below takes the store with use_store() and gives it back with
  * done_with_store(); in between nothing waits for a holder.  An error in between
  * leaves in_use set until the subtransaction has aborted.  The buffer pins of the
- * scan then belong to that, so the scan is dropped rather than ended.  A younger
- * subtransaction that aborts is a matter of a user's index, which calls a function.
+ * scan then belong to that, so the scan is dropped rather than ended.  (A nested
+ * subtransaction can abort in between only if the expression of a user's index calls a
+ * function that has one.)
  */
 #include "postgres.h"
 
@@ -1405,9 +1411,9 @@ lock_row(Store *store, ItemPointer tid, LockTupleMode mode,
 }
 
 /*
- * A delete that does not wait is refused by any lock of the row, also by one of this
- * transaction (SELECT FOR UPDATE, idem_fence()).  After locking the row without waiting,
- * a delete that waits has nothing to wait for.
+ * A delete without waiting is refused by any lock on the row, our own included (SELECT FOR
+ * UPDATE, idem_fence()).  So lock the row without waiting; after that, a delete that may
+ * wait has nobody to wait for.
  */
 static TM_Result
 delete_or_skip_row(Store *store, const ItemPointerData *tid)

@@ -11,20 +11,18 @@
  * The deadline is lock_timeout, set for the one wait inside an internal
  * subtransaction, which is the only safe place to catch the error that it
  * raises.  The subtransaction is always rolled back, the setting with it.  That is
- * dear, but only a call that waits pays for it.
+ * expensive, but only a call that waits pays for it.
  *
- * The time-out can also fire while the lock is being granted, or while the wait ends in
- * another error.  It has then asked for a cancel that has not been raised yet, and that
- * the next CHECK_FOR_INTERRUPTS outside of the subtransaction would raise as 55P03, in
- * a session whose lock_timeout is 0.  So that request is taken back (see
- * forget_lock_timeout).  A lock that was granted counts as granted: the caller looks at
- * the key again, and finds out by itself that its deadline has passed if it has to wait
- * again.
+ * The time-out can fire just after the lock was granted, or after the wait failed
+ * otherwise.  Its cancel is then still pending, and would surface later as a 55P03, in a
+ * session whose lock_timeout is 0.  So the pending cancel is cleared
+ * (forget_lock_timeout).  A lock that was granted counts as granted: the caller looks at
+ * the key again, and notices the passed deadline if it has to wait again.
  *
  * The holder of a lease may be no transaction at all.  Its waiters sleep on one of
- * the condition variables in shared memory, by the hash of the key, which a
- * transaction that settled a key of that hash broadcasts after its commit.  That
- * is a wake-up, never the truth: a waiter looks at the row again, and does so at
+ * the condition variables in shared memory, chosen by the hash of the key.  A transaction
+ * that settled a key wakes all sleepers of that variable after its commit.  That is a
+ * wake-up, never the truth: a waiter looks at the row again, and does so at
  * the lease's end and at least once a second anyway.  So a lost wake-up (a crash, a
  * prepared transaction, a commit on another server) costs a second and nothing
  * else.  Without preload the waiters look again after pauses that double.
@@ -186,11 +184,11 @@ wait_for_lock(const Awaited *awaited)
 }
 
 /*
- * After the wait, which has stopped the timer and kept the mark that it fired: the timer
- * signals this process itself, so that mark and request come together.  The request of
- * somebody else who cancels at the same moment cannot be told from it, and is lost, as
- * it is in core's ProcessInterrupts(); that of statement_timeout stays, and so does the
- * end of the session.
+ * To be called after the wait, which has stopped the timer but left its "fired" indicator.
+ * The timer's handler signals this process itself, so the indicator and the request to
+ * cancel come together.  A user's cancel at the same moment cannot be told from it and is
+ * lost, as in core's ProcessInterrupts().  A statement_timeout stays pending, and so does
+ * the end of the session.
  */
 static void
 forget_lock_timeout(void)
@@ -284,8 +282,9 @@ idem_wait_for_policy(const IdemDeadline *deadline)
 	};
 
 	/*
-	 * A conditional lock is refused because others wait for one, even if the caller is
-	 * in their way and would go first: a transaction that has read the table, say.
+	 * A conditional lock is refused as soon as somebody waits for a conflicting one, even
+	 * where a real wait would let the caller go first, because those waiters wait for the
+	 * caller itself (it has read the table, say).
 	 */
 	if (deadline->wait_us == 0)
 		return wait_for_lock_with_timeout(&awaited, POLICY_LOCK_TIMEOUT_MS);

@@ -1022,7 +1022,10 @@ idem_worker_main(Datum arg)
 	}
 	PG_CATCH();
 	{
-		/* Neither way is a regular end, so the next worker comes later. */
+		/*
+		 * Either way idem_stats_publish_run() is not reached, so the launcher counts a
+		 * failure, and starts the next worker later.
+		 */
 		if (publish_current_error(&run))
 			PG_RE_THROW();
 		proc_exit(0);
