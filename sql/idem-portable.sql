@@ -57,8 +57,14 @@
  *	 idem_cleanup_all() commits, and so cannot have one either: all in it is qualified.
  * - It is not installed where a role other than a superuser or the owner-to-be can create
  *	 objects in the schema, or has its own functions, operators or types there.
- * - Roles that are allowed to create objects there later find nothing of ours that looks
- *	 at them.  The owner of the schema, and the owner of the database, can drop idem.
+ * - A role can get an object into the schema later: it is allowed to create there, or a
+ *	 transaction of its that was open at the installation commits.  Its functions are not
+ *	 called, though they may have the names of ours: each call in this file passes all
+ *	 arguments, in exactly the types that ours declares, and PostgreSQL then takes no other
+ *	 function.  (A string literal is left without a type only where ours declares text, which
+ *	 a literal prefers.)  An untyped NULL, an int4 for an int8, or a default that is left out
+ *	 would let another function match better, and run as our owner.  The owner of the
+ *	 schema, and the owner of the database, can drop idem.
  * - A role that is granted TRIGGER on one of our tables (GRANT ALL ON ALL TABLES does so)
  *	 has its trigger run as our owner.  Grant by idem_grant().
  * - idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with the rights of
@@ -447,14 +453,20 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
 
 -- ----- keys and arguments -----
 
-CREATE FUNCTION @extschema@.idem__raise(sqlstate_ text, message_ text, hint_ text, detail_ text DEFAULT NULL)
+CREATE FUNCTION @extschema@.idem__raise(sqlstate_ text, message_ text, hint_ text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	IF detail_ IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = sqlstate_, MESSAGE = message_, HINT = hint_;
-	END IF;
+	RAISE EXCEPTION USING ERRCODE = sqlstate_, MESSAGE = message_, HINT = hint_;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__raise(sqlstate_ text, message_ text, hint_ text, detail_ text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
 	RAISE EXCEPTION USING ERRCODE = sqlstate_, MESSAGE = message_, HINT = hint_, DETAIL = detail_;
 END
 $$;
@@ -834,7 +846,7 @@ DECLARE
 	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
 	value text;
 BEGIN
-	PERFORM @extschema@.idem__note_settled(key, NULL);
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
 	value := @extschema@.idem__held(secret, 'latest') || E'\ndropped';
 	IF split_part(value, E'\n', 1) = 'claimed ' || @extschema@.idem__held_text(key) THEN
 		PERFORM set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
@@ -1438,7 +1450,7 @@ BEGIN
 	IF fingerprint IS NOT NULL THEN
 		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 	END IF;
-	outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL, NULL, true)).outcome;
+	outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 		PERFORM @extschema@.idem__raise_outcome(outcome, key);
 	END IF;
@@ -1491,7 +1503,7 @@ BEGIN
 	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
 		AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64) THEN
 		RETURN @extschema@.idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::@extschema@.idem__key,
-			fingerprint, deadline, NULL, NULL, false);
+			fingerprint, deadline, NULL::interval, NULL::jsonb, false);
 	END IF;
 	RETURN ROW ('invalid', NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
 END
@@ -1627,7 +1639,7 @@ RETURNS @extschema@.idem_claims
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant @extschema@.idem_claims := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), token);
+	locked constant @extschema@.idem_claims := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token);
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
@@ -1707,7 +1719,7 @@ BEGIN
 		RETURN false;
 	END IF;
 
-	new_expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL, NULL));
+	new_expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz));
 	-- Completing a marker as a marker needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
 		UPDATE @extschema@.idem_claims AS c SET state = new_state::@extschema@.idem_state, result = new_result, expires_at = new_expires_at
@@ -1729,7 +1741,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__only_unsettled('idem_complete()'), NULL, 'completed', result);
+	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__only_unsettled('idem_complete()'), NULL::int8, 'completed', result);
 END
 $$;
 
@@ -1761,7 +1773,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN @extschema@.idem__settle('idem_fail()', @extschema@.idem__only_unsettled('idem_fail()'), NULL, 'failed', error);
+	RETURN @extschema@.idem__settle('idem_fail()', @extschema@.idem__only_unsettled('idem_fail()'), NULL::int8, 'failed', error);
 END
 $$;
 
@@ -1803,7 +1815,7 @@ BEGIN
 	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
 	PERFORM @extschema@.idem__check_size(key, 'result', result, policy.result_max_bytes);
 	BEGIN
-		state := (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), NULL)).state;
+		state := (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), NULL::int8)).state;
 		IF state = 'completed' THEN
 			RAISE SQLSTATE 'ID001';		-- gives the lock back
 		END IF;
@@ -1817,7 +1829,7 @@ BEGIN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 			'It is settled: its holder gave up after the work that was found, or before.', key);
 	END IF;
-	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL, NULL);
+	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz);
 	UPDATE @extschema@.idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
 		expires_at = greatest(c.expires_at, remembered_until)
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
@@ -1842,7 +1854,7 @@ DECLARE
 	was @extschema@.idem_claims;
 BEGIN
 	PERFORM @extschema@.idem__require_writable('idem_forget()');
-	was := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), NULL);
+	was := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), NULL::int8);
 	IF was.state IS NULL THEN
 		RETURN false;
 	END IF;
@@ -1906,7 +1918,7 @@ DECLARE
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_release()');
-	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL), token)).state IS NULL THEN
+	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token)).state IS NULL THEN
 		RETURN false;		-- as after a release before
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
@@ -2170,7 +2182,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN (@extschema@.idem_cleanup_step(batch_size, NULL, NULL)).rows_deleted;
+	RETURN (@extschema@.idem_cleanup_step(batch_size, NULL::timestamptz, NULL::timestamptz)).rows_deleted;
 END
 $$;
 
@@ -2366,7 +2378,7 @@ BEGIN
 	rows_deleted := 0;
 	FOR node IN
 		SELECT n.nodeid, n.success, n.result
-		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %s.idem__clean_node(%s, %L)', '@extschema@', rows_max, cutoff)) AS n
+		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %s.idem__clean_node(%s::pg_catalog.int8, %L::pg_catalog.timestamptz)', '@extschema@', rows_max, cutoff)) AS n
 	LOOP
 		IF node.success THEN
 			rows_deleted := rows_deleted + node.result::int8;
@@ -2592,6 +2604,7 @@ BEGIN
 	FOR routine IN
 		SELECT p.oid FROM pg_proc AS p
 		WHERE p.pronamespace = schema AND p.proname::text = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 	LOOP
 		EXECUTE pg_catalog.format(command, pg_catalog.format('EXECUTE ON ROUTINE %s', routine), role);
 	END LOOP;

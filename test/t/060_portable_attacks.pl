@@ -234,6 +234,177 @@ for my $function (qw(idem_scopes_guard idem__replace_settings))
 }
 is(as('owner', 'owned', 'SELECT count(*) FROM idem_settings'), '1', 'the settings are still there');
 
+# ----- functions that were planted later, and match sloppy calls better -----
+
+new_database('twins', 'owner');
+is((install('owner', 'twins', 'public'))[0], 0, 'twins: installed');
+as('owner', 'twins', q{
+SELECT idem_grant('app', 'app'), idem_grant('friend', 'operator');
+INSERT INTO idem_scopes (scope, lease_max) VALUES ('short', '1 min')});
+# Of each function: those with another type in the place of one or of all, and those
+# without its defaults
+my $twins = as($superuser, 'twins', q{
+CREATE TEMPORARY TABLE planted (name text);
+DO $block$
+DECLARE
+	twin record;
+BEGIN
+	FOR twin IN
+		WITH routine AS (
+			SELECT p.proname, p.prokind, p.proretset, p.prorettype, p.pronargs, p.pronargdefaults,
+				ARRAY(SELECT t::regtype::text FROM unnest(p.proargtypes) WITH ORDINALITY AS u (t, n) ORDER BY n) AS types
+			FROM pg_proc AS p WHERE p.pronamespace = 'public'::regnamespace AND p.proname LIKE 'idem%'
+				AND p.prorettype <> 'trigger'::regtype)
+		SELECT r.proname, r.prokind, r.proretset, r.prorettype, v.types
+		FROM routine AS r, LATERAL (
+			SELECT array_fill('text'::text, ARRAY[r.pronargs::int]) WHERE r.pronargs > 0
+			UNION SELECT r.types[:i - 1] || other || r.types[i + 1:]
+				FROM generate_subscripts(r.types, 1) AS i, unnest(ARRAY['text', 'name', 'varchar', 'int4', 'oid', 'numeric']) AS other
+				WHERE other IN ('text', CASE r.types[i] WHEN 'text' THEN 'name' WHEN 'bigint' THEN 'int4' WHEN 'regrole' THEN 'oid' END,
+					CASE r.types[i] WHEN 'text' THEN 'varchar' WHEN 'bigint' THEN 'numeric' END)
+			UNION SELECT r.types[:r.pronargs - k] FROM generate_series(1, r.pronargdefaults) AS k) AS v (types)
+	LOOP
+		BEGIN
+			EXECUTE format('CREATE %s public.%I(%s) %s LANGUAGE plpgsql AS %L',
+				CASE twin.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END, twin.proname, array_to_string(twin.types, ', '),
+				CASE WHEN twin.prokind = 'f' THEN 'RETURNS ' || CASE WHEN twin.proretset THEN 'SETOF ' ELSE '' END || twin.prorettype::regtype END,
+				format('BEGIN RAISE WARNING %L; RAISE EXCEPTION USING ERRCODE = ''HJ000''; END',
+					'hijacked by ' || twin.proname || '(' || array_to_string(twin.types, ', ') || ')'));
+			INSERT INTO planted VALUES (twin.proname);
+		EXCEPTION WHEN duplicate_function THEN
+		END;
+	END LOOP;
+END $block$;
+SELECT count(*) FROM planted});
+cmp_ok($twins, '>', 150, 'twins: planted');
+
+my $app = Client->new($node, 'twins');
+$app->ask('SET SESSION AUTHORIZATION app');
+my %argument = (
+	claim => q{idem_claim(%s::text, %s::text, ''::text, NULL::bytea, NULL::interval)},
+	try => q{idem_try_claim('u'::text, %s::text, %s::text, '\x01'::bytea, '0'::interval, %s::interval, %s::jsonb)},
+	settle => q{idem_%s('u'::text, '%s'::text, '"%s"'::jsonb, %s::int8, ''::text)});
+
+# What a call answers: each ? is a number, and the last one the token from then on
+my $token = 0;
+sub answers
+{
+	my ($client, $sql, $expected, $name) = @_;
+	my $answer = $client->ask($sql =~ s/TOKEN/$token/gr);
+
+	if ($expected =~ /\?/) { $answer =~ s/\b(\d+)$/?/ and $token = $1 }
+	$answer =~ s/\n.*//s;
+	return is($answer, $expected, 'twins: ' . ($name // $sql));
+}
+sub claim { return 'SELECT ' . sprintf $argument{claim}, @_ }
+sub try_claim { return 'SELECT outcome, token FROM ' . sprintf $argument{try}, @_ }
+sub settle { return 'SELECT ' . sprintf $argument{settle}, @_ }
+
+answers($app, claim("'u'", "'r'"), 't');
+answers($app, claim("'u'", "'r'"), 'f');
+answers($app, claim("''", "'r'"), 'ERROR:  ID400');
+answers($app, claim('NULL', "'r'"), 'ERROR:  ID400');
+answers($app, claim("'u'", "repeat('x', 256)"), 'ERROR:  ID400');
+answers($app, "SELECT idem_claim('u'::text, 'r'::text, $_)", 'ERROR:  ID400')
+  for "''::text, '\\x'::bytea, NULL::interval", "NULL::text, NULL::bytea, NULL::interval", "repeat('x', 256)::text, NULL::bytea, NULL::interval",
+  "''::text, NULL::bytea, '1 month'::interval", "''::text, NULL::bytea, '-1 s'::interval";
+answers($app, try_claim("'marker'", "''", 'NULL', 'NULL'), 'claimed|');
+answers($app, try_claim("'lease'", "''", "'1 h'", q{'{"at": 1}'}), 'claimed|?');
+answers($app, try_claim("'lease'", "''", "'1 h'", 'NULL'), 'in_progress|');
+answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, '\\x02'::bytea, '0'::interval)", 'ERROR:  ID422');
+answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, NULL::bytea, '0'::interval)", 'ERROR:  ID409');
+answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, NULL::bytea, '10 ms'::interval)", 'ERROR:  ID503');
+answers($app, try_claim("'r2'", "'short'", "'1 h'", 'NULL'), 'ERROR:  ID400');
+answers($app, try_claim("'r2'", "''", 'NULL', "'1'"), 'ERROR:  ID400');
+answers($app, try_claim("'r2'", "''", "'0'", 'NULL'), 'ERROR:  ID400');
+answers($app, q{SELECT string_agg(m.ordinal || ' ' || m.outcome, ',' ORDER BY m.ordinal)
+FROM idem_claim_many(ARRAY['u', 'u', '']::text[], ARRAY['r', 'many', 'x']::text[], ''::text, NULL::bytea[], NULL::interval) AS m},
+	'1 completed,2 claimed,3 invalid', 'a batch');
+answers($app, q{SELECT FROM idem_claim_many(ARRAY['u']::text[], ARRAY[]::text[], ''::text, NULL::bytea[], NULL::interval)}, 'ERROR:  ID400');
+answers($app, "SELECT idem_$_", 'ERROR:  ID410') for "fence('u'::text, 'lease'::text, 9999::int8, ''::text)",
+  "release('u'::text, 'lease'::text, 9999::int8, ''::text)", "complete('u'::text, 'lease'::text, NULL::jsonb, 9999::int8, ''::text)";
+answers($app, "SELECT idem_$_", 'ERROR:  ID400') for "fence('u'::text, 'lease'::text, NULL::int8, ''::text)", "fence('u'::text, 'lease'::text, (-1)::int8, ''::text)";
+answers($app, "SELECT idem_fence('u'::text, 'lease'::text, TOKEN::int8, ''::text) IS NULL", 'f');
+answers($app, "SELECT idem_extend('u'::text, 'lease'::text, TOKEN::int8, '30 s'::interval, '2'::jsonb, ''::text) > now()", 't');
+answers($app, settle('complete', 'lease', 'done', 'TOKEN'), 't');
+answers($app, settle('complete', 'lease', 'done', 'TOKEN'), 'f');
+answers($app, settle('complete', 'lease', 'else', 'TOKEN'), 'ERROR:  ID410');
+answers($app, settle('complete', 'r', 'x', 'NULL'), 'ERROR:  ID410');
+answers($app, "SELECT idem_extend('u'::text, 'lease'::text, TOKEN::int8, NULL::interval, NULL::jsonb, ''::text)", 'ERROR:  ID410');
+answers($app, try_claim("'lease 2'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, settle('fail', 'lease 2', 'error', 'TOKEN'), 't');
+answers($app, claim("'u'", "'lease 2'"), 'ERROR:  ID417');
+answers($app, "SELECT idem_heal('u'::text, 'lease 2'::text, NULL::jsonb, ''::text)", 'ERROR:  ID410');
+answers($app, "SELECT idem_heal('u'::text, 'none'::text, NULL::jsonb, ''::text)", 'ERROR:  ID410');
+answers($app, try_claim("'lease 3'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, "SELECT idem_heal('u'::text, 'lease 3'::text, '3'::jsonb, ''::text)", 't');
+answers($app, "SELECT idem_heal('u'::text, 'lease 3'::text, '3'::jsonb, ''::text)", 'f');
+answers($app, try_claim("'lease 4'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, "SELECT idem_release('u'::text, 'lease 4'::text, TOKEN::int8, ''::text)", 't');
+answers($app, "SELECT idem_release('u'::text, 'lease 4'::text, TOKEN::int8, ''::text)", 'f');
+answers($app, "SELECT idem_complete('1'::jsonb)", 'ERROR:  55000');
+answers($app, 'SELECT idem_result()', 'ERROR:  55000');
+for my $level ('READ COMMITTED', 'REPEATABLE READ')
+{
+	my $own = lc($level =~ s/ /_/r);
+	for my $end ("idem_complete('1'::jsonb)", "idem_fail('1'::jsonb)")
+	{
+		$app->ask("BEGIN ISOLATION LEVEL $level");
+		answers($app, claim("'u'", "'$own $end'" =~ s/(?<!^)'(?!$)//gr), 't');
+		answers($app, "SELECT $end, idem_status(), idem_result()", 't|claimed|1');
+		$app->ask('COMMIT');
+	}
+	$app->ask("BEGIN ISOLATION LEVEL $level");
+	answers($app, claim("'u'", "'$own $_'"), 't') for 1, 2;
+	answers($app, settle('complete', "$own 1", 'x', 'NULL'), 't');
+	answers($app, settle('fail', "$own 2", 'x', 'NULL'), 't');
+	$app->ask('ROLLBACK');
+	$app->ask("BEGIN ISOLATION LEVEL $level");
+	answers($app, claim("'u'", "'$own $_'"), 't') for 1, 2;
+	answers($app, "SELECT idem_complete('1'::jsonb)", 'ERROR:  55000');
+	$app->ask('ROLLBACK');
+}
+$app->ask('BEGIN READ ONLY');
+answers($app, claim("'u'", "'read only'"), 'ERROR:  25006');
+$app->ask('ROLLBACK');
+answers($app, "SELECT idem_status('u'::text, 'lease'::text, ''::text), idem_result('u'::text, 'lease'::text, ''::text)", 'completed|"done"');
+answers($app, "SELECT state, fingerprint, result, progress FROM idem_lookup('u'::text, 'lease'::text, ''::text)", 'completed|\x01|"done"|2');
+answers($app, q{SELECT idem_fingerprint('{"a": [1, {"b": 2.0}]}'::jsonb) = idem_fingerprint('{"a": [1.0, {"b": 2}]}'::jsonb)}, 't');
+$app->ask("SET idem.wait = 'x'");
+answers($app, claim("'u'", "'wait'"), 'ERROR:  22023');
+$app->ask("SET idem.wait = '20ms'");
+my $in_the_way = Client->new($node, 'twins');
+$in_the_way->ask('SET SESSION AUTHORIZATION app');
+$in_the_way->ask('BEGIN');
+answers($in_the_way, try_claim("'lease 5'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, try_claim("'lease 5'", "''", "'1 h'", 'NULL'), 'in_progress|');
+answers($app, "SELECT idem_heal('u'::text, 'lease 5'::text, NULL::jsonb, ''::text)", 'ERROR:  ID503');
+$in_the_way->ask('COMMIT');
+$in_the_way->ask('BEGIN');
+answers($in_the_way, "SELECT idem_release('u'::text, 'lease 5'::text, TOKEN::int8, ''::text)", 't');
+answers($app, 'SELECT outcome FROM ' . sprintf($argument{try}, "'lease 5'", "''", "'1 h'", 'NULL'), 'in_progress', 'a row that is being deleted');
+$in_the_way->ask('COMMIT');
+as('owner', 'twins', q{UPDATE idem_scopes SET ttl = '1 h', key_time = 'uuidv7', lapsed = 'unknown', expired = 'reclaim' WHERE scope = 'short'});
+answers($app, try_claim("'no uuid'", "'short'", "'1 s'", 'NULL'), 'ERROR:  ID400');
+answers($app, try_claim("'00000000-0000-7000-8000-000000000000'", "'short'", "'1 s'", 'NULL'), 'stale|');
+answers($app, "SELECT idem_claim('u'::text, '00000000-0000-7000-8000-000000000000'::text, 'short'::text, NULL::bytea, NULL::interval)", 'ERROR:  ID412');
+
+my $operator = Client->new($node, 'twins');
+$operator->ask('SET SESSION AUTHORIZATION friend');
+answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 't');
+answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 'f');
+answers($operator, 'SELECT idem_cleanup(0::int4)', 'ERROR:  ID400');
+answers($operator, 'SELECT idem_cleanup(10::int4)', '0');
+answers($operator, 'SELECT rows_deleted FROM idem_cleanup_step(NULL::int4, NULL::timestamptz, NULL::timestamptz)', '0');
+answers($operator, 'CALL idem_cleanup_all(NULL::int4)', '');
+my $owner = Client->new($node, 'twins');
+$owner->ask('SET SESSION AUTHORIZATION owner');
+answers($owner, "SELECT idem_${_}('anon'::regrole, 'app'::text), idem_${_}('anon'::regrole, 'operator'::text)", '|') for qw(grant revoke);
+answers($owner, "SELECT idem_grant('anon'::regrole, 'x'::text)", 'ERROR:  22023');
+answers($owner, 'SELECT idem_distribute(NULL::regclass)', 'ERROR:  0A000');
+$_->quit for $app, $in_the_way, $operator, $owner;
+is(join(' ', PostgreSQL::Test::Utils::slurp_file($node->logfile) =~ /WARNING:  (hijacked by .*)/g), '', 'twins: none was called');
+
 # ----- temporary objects -----
 
 new_database('temporary', 'owner');
