@@ -734,6 +734,11 @@ COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers 
 -- (The secret in front is as good as HMAC here, since what follows is a hash of fixed
 -- length.  This and the next are of one expression, which PL/pgSQL evaluates without a
 -- query if the arguments are variables.)
+--
+-- The secret must not get into a plan as a constant: everybody can have plans shown, by
+-- debug_print_plan.  So what has the secret in a variable assigns, and neither queries nor
+-- performs with it; and it has plans made without the values of variables
+-- (force_generic_plan), since after an error PL/pgSQL makes a query of an assignment, too.
 CREATE FUNCTION @extschema@.idem__signature(secret bytea, name text, value text)
 RETURNS text
 LANGUAGE sql STABLE
@@ -766,6 +771,7 @@ AS $$ SELECT 'b' || (hashtext(held) & 63)::text $$;
 CREATE FUNCTION @extschema@.idem__is_unsettled(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	held constant text := @extschema@.idem__held_text(key);
@@ -781,6 +787,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	value constant text := outcome || ' ' || held || E'\n' || coalesce(result::text, '');
@@ -795,6 +802,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__note_claimed(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	held constant text := @extschema@.idem__held_text(key);
@@ -817,6 +825,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
@@ -825,12 +834,13 @@ DECLARE
 	keys constant jsonb := @extschema@.idem__held(secret, bucket)::jsonb;
 	latest constant text := split_part(@extschema@.idem__held(secret, 'latest'), E'\n', 1);
 	value constant text := nullif((keys - held)::text, '{}');
+	ignored text;
 BEGIN
 	IF keys IS NULL OR NOT keys ? held THEN
 		RETURN;
 	END IF;
 	-- Empty, and unsigned: idem__only_unsettled() looks at all of them.
-	PERFORM set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signature(secret, bucket, value) || value, ''), true);
+	ignored := set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signature(secret, bucket, value) || value, ''), true);
 	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
 		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
 	END IF;
@@ -841,15 +851,17 @@ $$;
 CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
 	value text;
+	ignored text;
 BEGIN
 	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
 	value := @extschema@.idem__held(secret, 'latest') || E'\ndropped';
 	IF split_part(value, E'\n', 1) = 'claimed ' || @extschema@.idem__held_text(key) THEN
-		PERFORM set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
+		ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
 	END IF;
 END
 $$;
@@ -858,16 +870,25 @@ $$;
 CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
+	held text;
+	all_held jsonb := '{}';
 	unsettled int;
 	keys @extschema@.idem__key[];
 BEGIN
+	FOR b IN 0 .. 63 LOOP
+		held := @extschema@.idem__held(secret, 'b' || b::text);
+		IF held IS NOT NULL THEN
+			all_held := all_held || held::jsonb;
+		END IF;
+	END LOOP;
 	SELECT count(*), (array_agg(ROW (e.key::jsonb ->> 0, e.key::jsonb ->> 1, e.key::jsonb ->> 2)::@extschema@.idem__key
 		ORDER BY e.claimed_at::float8))[:6]
 	INTO unsettled, keys
-	FROM generate_series(0, 63) AS b, jsonb_each_text(@extschema@.idem__held(secret, 'b' || b::text)::jsonb) AS e (key, claimed_at);
+	FROM jsonb_each_text(all_held) AS e (key, claimed_at);
 	IF unsettled = 0 THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': this transaction holds no request that is not settled',
 			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
@@ -1953,14 +1974,27 @@ COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
 
 -- ----- reading -----
 
--- What idem__note_answer() has noted.  That the claim was made is seen in its row: it could
+-- What idem__note_answer() has noted
+CREATE FUNCTION @extschema@.idem__latest()
+RETURNS text
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
+BEGIN
+	RETURN @extschema@.idem__held(secret, 'latest');
+END
+$$;
+
+-- The same, if there is one.  That the claim was made is seen in its row: it could
 -- have been undone by ROLLBACK TO, and the note be put back.
 CREATE FUNCTION @extschema@.idem__require_latest(command text)
 RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	latest text := @extschema@.idem__held((SELECT s.secret FROM @extschema@.idem_secret AS s), 'latest');
+	latest text := @extschema@.idem__latest();
 	key jsonb;
 BEGIN
 	IF latest LIKE 'claimed %' AND split_part(latest, E'\n', 3) <> 'dropped' THEN

@@ -171,6 +171,46 @@ $client->ask('COMMIT');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 'f', 'and replays');
 like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem_secret', 'SELECT')"), qr/^f$/, 'the secret is the owner\'s');
 
+# ----- the secret in a plan -----
+
+# Node trees show a bytea as its bytes, with a sign where char has one.
+my $secret = as('owner', 'owned', q{SELECT encode(secret, 'hex') FROM idem_secret});
+my @bytes = unpack 'C8', pack 'H*', $secret;
+my @shown = (substr($secret, 0, 16), join(' ', @bytes), join(' ', map { $_ > 127 ? $_ - 256 : $_ } @bytes));
+as('owner', 'owned', "SELECT idem_grant('friend', 'app'), idem_grant('friend', 'operator')");
+my $talk = '';
+IPC::Run::run(
+	[ 'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', 'friend', 'owned' ],
+	'<', \ q{
+SET debug_print_parse = on; SET debug_print_rewritten = on; SET debug_print_plan = on;
+SET debug_pretty_print = off; SET client_min_messages = log;
+SELECT idem_claim('u', 'p0'), idem_complete('1'), idem_fail('2');
+BEGIN;
+SELECT idem_claim('u', 'p1'), idem_claim('u', 'p2');
+SELECT idem_complete('u', 'p1', '1'), idem_complete('2'), idem_status(), idem_result();
+SELECT idem_claim('u', 'p3');
+SELECT idem_fail('3');
+SELECT idem_claim('u', 'p4'), idem_forget('u', 'p4');
+SELECT idem_claim('u', 'p5'), idem_claim('u', 'p6');
+SAVEPOINT s;
+SELECT idem_complete('1');
+ROLLBACK TO s;
+SELECT ordinal FROM idem_claim_many(ARRAY['u', 'u'], ARRAY['p7', 'p8']);
+SELECT count(*) FROM (SELECT idem_fail('u', r, '1') FROM unnest(ARRAY['p5', 'p6', 'p7', 'p8']) AS r) AS f;
+COMMIT;
+SELECT token FROM idem_try_claim('u', 'p9', lease => '1 min') \gset
+SELECT idem_fence('u', 'p9', :token), idem_extend('u', 'p9', :token), idem_release('u', 'p9', :token);
+SELECT token FROM idem_try_claim('u', 'p9', lease => '1 min') \gset
+SELECT idem_complete('u', 'p9', '1', :token), idem_heal('u', 'p9', '1'), idem_status('u', 'p9'), idem_result('u', 'p9');
+SELECT idem_lookup('u', 'p9'), idem_cleanup();
+}, '>', \$talk, '2>&1');
+like($talk, qr/LOG:  plan:/, 'plans are shown');
+for my $shown (@shown)
+{
+	is(index($talk, $shown), -1, 'the secret is not: ' . ($shown =~ / / ? 'bytes' : 'hexadecimal'));
+}
+as('owner', 'owned', "SELECT idem_revoke('friend', 'app'), idem_revoke('friend', 'operator')");
+
 # ----- a lock of somebody else -----
 
 my $stranger = Client->new($node, 'owned');
