@@ -1064,7 +1064,7 @@ AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out
 
 -- One row for a moment for each lease that is being claimed.
 CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
-	key_hash int8 PRIMARY KEY
+	key_sha256 bytea PRIMARY KEY
 ) WITH (
 	autovacuum_vacuum_scale_factor = 0,
 	autovacuum_vacuum_threshold = 1000,
@@ -1077,7 +1077,8 @@ COMMENT ON TABLE @extschema@.idem_lease_locks IS 'orders the claims of a lease; 
 -- Locks the key for leases until the transaction ends, or the subtransaction is undone.  An
 -- advisory lock would do, but its number can be computed and locked by everybody.  So the
 -- hash of the key is inserted into a table that only we can write: another lease of the key
--- waits in its insert until we have ended.  Deleted at once, the row is dead whatever
+-- waits in its insert until we have ended.  SHA-256, since two keys of another hash can be
+-- made to collide: a client would hold up another one's.  Deleted at once, the row is dead whatever
 -- becomes of the transaction.  By its ctid, which no serializable transaction takes for a
 -- read of others' rows.
 CREATE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key)
@@ -1087,9 +1088,9 @@ AS $$
 DECLARE
 	inserted tid;
 BEGIN
-	INSERT INTO @extschema@.idem_lease_locks AS l (key_hash)
-	VALUES (hashtextextended(@extschema@.idem__held_text(key), 0))
-	ON CONFLICT (key_hash) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
+	INSERT INTO @extschema@.idem_lease_locks AS l (key_sha256)
+	VALUES (sha256(convert_to(@extschema@.idem__held_text(key), getdatabaseencoding())))
+	ON CONFLICT (key_sha256) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
 	DELETE FROM @extschema@.idem_lease_locks AS l WHERE l.ctid = inserted;
 END
 $$;

@@ -217,7 +217,7 @@ my $stranger = Client->new($node, 'owned');
 $stranger->ask('SET SESSION AUTHORIZATION stranger');
 $stranger->ask(q{SELECT pg_advisory_lock(hashtextextended('["u", "held up", ""]', 0))});
 is($client->ask("SELECT outcome FROM idem_try_claim('u', 'held up', wait => '0', lease => '1 min')"), 'claimed', "a stranger's lock holds no key up");
-is($stranger->ask('INSERT INTO idem_lease_locks VALUES (1)'), 'ERROR:  42501', 'nor can he write the table');
+is($stranger->ask(q{INSERT INTO idem_lease_locks VALUES ('\x01')}), 'ERROR:  42501', 'nor can he write the table');
 is($stranger->ask('SELECT * FROM idem_lease_locks'), 'ERROR:  42501', 'or read it');
 $stranger->quit;
 
@@ -258,6 +258,16 @@ is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIRea
 	'0', 'the lock is no read of a serializable transaction');
 $_->ask('COMMIT') for $holder, $client;
 is(as('owner', 'owned', 'SELECT count(*) FROM idem_lease_locks'), '0', 'no row of the locks is left');
+# Keys that share a lock could be made, were it not of a cryptographic hash.
+as('owner', 'owned', q{
+CREATE TABLE locked (was text);
+CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.locked VALUES (to_jsonb(NEW)::text); RETURN NEW; END';
+CREATE TRIGGER spy BEFORE INSERT ON idem_lease_locks FOR EACH ROW EXECUTE FUNCTION spy()});
+$client->ask("SELECT FROM idem_try_claim('u', 'hashed', lease => '1 min')");
+is( as('owner', 'owned', q{SELECT count(*) FROM locked
+WHERE was::jsonb = jsonb_build_object('key_sha256', sha256(convert_to('["u", "hashed", ""]', 'UTF8')))}),
+	'1', 'the lock of a lease is by the SHA-256 of the key');
+as('owner', 'owned', 'DROP FUNCTION spy CASCADE');
 $_->quit for $holder, $client;
 
 # ----- trigger functions -----
