@@ -42,7 +42,9 @@
  * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
  *
  * How it is written.  @extschema@ is the schema of the installation: psql puts it in below,
- * CREATE EXTENSION by itself.  Any other client can run what stands between the lines
+ * CREATE EXTENSION by itself.  No string has a backslash, but for those that begin with E:
+ * a session keeps how it has first read a function, and may have begun with
+ * standard_conforming_strings = off.  Any other client can run what stands between the lines
  * "psql only" as one query, with the quoted name of the schema in its place.
  *
  * Security.
@@ -105,7 +107,7 @@ DECLARE
 BEGIN
 	SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END INTO schema_owner
 	FROM pg_namespace AS n, pg_database AS d
-	WHERE n.oid = schema AND n.nspname NOT LIKE 'pg\_%' AND d.datname = current_database();
+	WHERE n.oid = schema AND NOT n.nspname ^@ 'pg_' AND d.datname = current_database();
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'there is no schema to install idem into'
 			USING ERRCODE = 'invalid_schema_name',
@@ -990,7 +992,7 @@ BEGIN
 	END IF;
 
 	IF setting IS NOT NULL THEN
-		parts := regexp_match(setting COLLATE "C", '^\s*([+-]?\d*\.?\d+)\s*(us|ms|s|min|h|d)?\s*$');
+		parts := regexp_match(setting COLLATE "C", '^[[:space:]]*([+-]?[0-9]*[.]?[0-9]+)[[:space:]]*(us|ms|s|min|h|d)?[[:space:]]*$');
 		wait_ms := round(parts[1]::numeric * CASE coalesce(parts[2], 'ms') WHEN 'us' THEN 0.001 WHEN 'ms' THEN 1
 			WHEN 's' THEN 1000 WHEN 'min' THEN 60000 WHEN 'h' THEN 3600000 ELSE 86400000 END);
 		IF wait_ms IS NULL OR wait_ms NOT BETWEEN -1 AND 2147483647 THEN
@@ -2463,9 +2465,9 @@ DECLARE
 	routine record;
 BEGIN
 	FOR routine IN
-		SELECT p.oid::regprocedure AS name, p.proname NOT LIKE 'idem\_\_%' AND p.proargnames[1] = 'user_id' AS is_of_user
+		SELECT p.oid::regprocedure AS name, NOT p.proname ^@ 'idem__' AND p.proargnames[1] = 'user_id' AS is_of_user
 		FROM pg_proc AS p
-		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%' AND p.prokind = 'f'
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.prokind = 'f'
 	LOOP
 		IF routine.is_of_user THEN
 			-- Sent to the user's shard; but not in transaction blocks (force_delegation), whose
@@ -2496,7 +2498,7 @@ BEGIN
 				FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a
 				WHERE a.grantee <> 0 AND a.grantee NOT IN (SELECT g.grantee FROM aclexplode(o.acl) AS g)) AS others
 		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), p.prokind = 'f'
-				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%'
+				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_'
 				UNION ALL SELECT 'TABLE ' || c.oid::regclass, coalesce(c.relacl, acldefault('r', c.relowner)), true
 				FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings',
 					'@extschema@.idem_scopes', '@extschema@.idem_secret', '@extschema@.idem_token_source']::regclass[])) AS o (name, acl, shared)
@@ -2691,11 +2693,11 @@ BEGIN
 	FOR object IN
 		SELECT o.name, CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
 		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
-				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname LIKE 'idem\_%'
+				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_'
 				UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relowner, c.relacl
-				FROM pg_class AS c WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relname LIKE 'idem\_%' AND c.relkind IN ('r', 'v', 'S')
+				FROM pg_class AS c WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relname ^@ 'idem_' AND c.relkind IN ('r', 'v', 'S')
 				UNION ALL SELECT 'TYPE ' || t.oid::regtype, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
-				FROM pg_type AS t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typname LIKE 'idem\_%' AND t.typtype IN ('c', 'e')
+				FROM pg_type AS t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typname ^@ 'idem_' AND t.typtype IN ('c', 'e')
 			) AS o (name, owner, acl), aclexplode(o.acl) AS a
 		WHERE o.owner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user) AND a.grantee <> o.owner
 		GROUP BY 1, 2

@@ -171,6 +171,18 @@ $client->ask('COMMIT');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 'f', 'and replays');
 like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem_secret', 'SELECT')"), qr/^f$/, 'the secret is the owner\'s');
 
+# ----- what DISCARD ALL does not discard -----
+
+my $pooled = Client->new($node, 'owned');
+$pooled->ask("SET idem.wait = '3s'");
+$pooled->ask('SET standard_conforming_strings = off');
+$pooled->ask('SET escape_string_warning = off');
+is($pooled->ask("SELECT idem_claim('u', 'poisoned 1'), idem_complete('u', 'poisoned 0', NULL, 1)"), 'ERROR:  ID410', 'strings with backslash escapes: the same answers');
+$pooled->ask('DISCARD ALL');
+$pooled->ask("SET idem.wait = '2s'");
+is($pooled->ask("SELECT idem_claim('u', 'poisoned 1')"), 't', 'and for the next client of the session');
+$pooled->quit;
+
 # ----- the secret in a plan -----
 
 # Node trees show a bytea as its bytes, with a sign where char has one.
