@@ -713,7 +713,10 @@ COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 --
 -- Anybody can set them.  So each is signed, with a secret that only the owner can read, for
 -- this transaction of this session: a value that is not is ignored, as if it were empty.
--- What remains: code in the same transaction can put an older value of that transaction
+-- A transaction is told by its start and, where it had one by then, its id: all those of
+-- one message of the simple protocol have the same start.  (Without an id nothing was
+-- claimed; so an answer of another transaction of the message can be put back, if it was
+-- not "claimed".)  What remains: code in the same transaction can put an older value of that transaction
 -- back.  By that it can have its own request settled twice, with two results, or have
 -- idem_result() answer with the result of a claim call before the latest.
 --
@@ -734,7 +737,7 @@ INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
 COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; for nobody''s eyes';
 
 -- (The secret in front is as good as HMAC here, since what follows is a hash of fixed
--- length.  This and the next are of one expression, which PL/pgSQL evaluates without a
+-- length.  This and the next two are of one expression, which PL/pgSQL evaluates without a
 -- query if the arguments are variables.)
 --
 -- The secret must not get into a plan as a constant: everybody can have plans shown, by
@@ -749,6 +752,15 @@ AS $$
 		|| convert_to(name || ' ' || value, getdatabaseencoding()))), 'hex')
 $$;
 
+-- A value as it is set: its signature, the transaction's id, and after a space the value
+CREATE FUNCTION @extschema@.idem__signed(secret bytea, name text, value text)
+RETURNS text
+LANGUAGE sql STABLE
+AS $$
+	SELECT @extschema@.idem__signature(secret, name, coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value)
+		|| coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value
+$$;
+
 -- A value that is set, signed, and not empty; else NULL
 CREATE FUNCTION @extschema@.idem__held(secret bytea, name text)
 RETURNS text
@@ -757,7 +769,9 @@ AS $$
 	SELECT CASE WHEN length(current_setting('idem_held.' || name, true)) > 64
 			AND @extschema@.idem__signature(secret, name, substr(current_setting('idem_held.' || name, true), 65))
 				= left(current_setting('idem_held.' || name, true), 64)
-		THEN substr(current_setting('idem_held.' || name, true), 65) END
+			AND substr(split_part(current_setting('idem_held.' || name, true), ' ', 1), 65)
+				IN ('', pg_current_xact_id_if_assigned()::text)
+		THEN substr(current_setting('idem_held.' || name, true), strpos(current_setting('idem_held.' || name, true), ' ') + 1) END
 $$;
 
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
@@ -797,7 +811,7 @@ DECLARE
 	ignored text;
 BEGIN
 	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
-	ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
+	ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
 END
 $$;
 
@@ -817,9 +831,9 @@ BEGIN
 	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
 	keys := coalesce(@extschema@.idem__held(secret, bucket)::jsonb, '{}');
 	value := keys || jsonb_build_object(held, date_part('epoch', clock_timestamp()));
-	ignored := set_config('idem_held.' || bucket, @extschema@.idem__signature(secret, bucket, value) || value, true);
+	ignored := set_config('idem_held.' || bucket, @extschema@.idem__signed(secret, bucket, value), true);
 	value := 'claimed ' || held || E'\n';
-	ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
+	ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
 END
 $$;
 
@@ -842,7 +856,7 @@ BEGIN
 		RETURN;
 	END IF;
 	-- Empty, and unsigned: idem__only_unsettled() looks at all of them.
-	ignored := set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signature(secret, bucket, value) || value, ''), true);
+	ignored := set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signed(secret, bucket, value), ''), true);
 	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
 		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
 	END IF;
@@ -863,7 +877,7 @@ BEGIN
 	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
 	value := @extschema@.idem__held(secret, 'latest') || E'\ndropped';
 	IF split_part(value, E'\n', 1) = 'claimed ' || @extschema@.idem__held_text(key) THEN
-		ignored := set_config('idem_held.latest', @extschema@.idem__signature(secret, 'latest', value) || value, true);
+		ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
 	END IF;
 END
 $$;

@@ -103,6 +103,11 @@ DELETE FROM idem_cleanup_batches;
 
 -- ----- a transaction's claims -----
 
+-- All transactions of one message begin at the same moment; a note is of its own only.
+BEGIN\; SELECT idem_release('u', 'given up', t.token) FROM idem_try_claim('u', 'given up', lease => '1 min') AS t\;
+SELECT set_config('kept.latest', current_setting('idem_held.latest'), false) <> '' AS kept\; COMMIT\;
+BEGIN\; SELECT set_config('idem_held.latest', current_setting('kept.latest'), true) <> '' AS put_back\; SELECT idem_status();
+ROLLBACK;
 -- Thousands of them
 BEGIN;
 SELECT count(*) FROM generate_series(1, 5000) AS i WHERE idem_claim('many', i::text);
