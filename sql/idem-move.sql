@@ -66,8 +66,6 @@ DECLARE
 	schema_name constant text := current_setting('idem_move.schema');
 	source text;
 	owner oid;
-	strangers oid[];				-- roles that are not trusted like the mover
-	others text;
 BEGIN
 	IF target NOT IN ('idem', 'idem_portable', 'portable') THEN
 		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
@@ -93,7 +91,9 @@ BEGIN
 	ELSIF source = target THEN
 		RAISE EXCEPTION 'idem is installed as % already', target
 			USING ERRCODE = 'duplicate_object';
-	ELSIF to_regclass(quote_ident(schema_name) || '.idem_token_source') IS NOT NULL THEN
+	ELSIF EXISTS (SELECT FROM pg_class AS t JOIN pg_class AS c ON c.relnamespace = t.relnamespace AND c.relowner = t.relowner
+			WHERE t.relname = 'idem_token_source' AND c.relname = 'idem_claims'
+				AND t.relnamespace = quote_ident(schema_name)::regnamespace) THEN
 		RAISE EXCEPTION 'idem is distributed over a cluster'
 			USING ERRCODE = 'feature_not_supported',
 			HINT = 'It cannot be moved.';
@@ -103,7 +103,20 @@ BEGIN
 			DETAIL = 'Who moves it owns it, and its functions run with that role''s rights.',
 			HINT = 'Move it as that role.';
 	END IF;
-	-- As in sql/idem-portable.sql
+	PERFORM set_config('idem_move.source', source, true);
+END
+$block$;
+
+-- As in sql/idem-portable.sql.  Done again when the locks are there: a transaction that was
+-- open before, and was waited for, can have made objects.
+SELECT $check$
+DO $block$
+DECLARE
+	schema_name constant text := current_setting('idem_move.schema');
+	owner constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+	strangers oid[];				-- roles that are not trusted like the mover
+	others text;
+BEGIN
 	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
 		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
 	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO others
@@ -134,9 +147,11 @@ BEGIN
 			DETAIL = 'The functions of idem run with the rights of their owner.',
 			HINT = 'Have them dropped, or moved to another schema: ALTER ... SET SCHEMA.';
 	END IF;
-	PERFORM set_config('idem_move.source', source, true);
 END
-$block$;
+$block$
+$check$ AS check_schema
+\gset
+:check_schema;
 
 -- ----- what is kept -----
 
@@ -149,12 +164,6 @@ DO $block$
 BEGIN
 	IF current_setting('idem_move.source') = 'idem' THEN
 		LOCK TABLE @extschema@.idem_claims, @extschema@.idem_scopes IN ACCESS EXCLUSIVE MODE;
-		PERFORM @extschema@.idem_fingerprint('0');		-- defines the settings
-		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
-			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
-				current_setting('idem.lease_max')::interval AS lease_max,
-				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
-				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
 	ELSE
 		LOOP
 			BEGIN
@@ -165,6 +174,29 @@ BEGIN
 				NULL;		-- the locks are given back: a settlement takes them in another order
 			END;
 		END LOOP;
+	END IF;
+END
+$block$;
+
+$script$, '@extschema@', quote_ident(:'schema'))
+\gexec
+
+:check_schema;
+
+SELECT replace($script$
+
+-- Each call is of the exact types (see sql/idem-portable.sql): others' functions cannot
+-- match better, also those that are committed after the check.
+DO $block$
+BEGIN
+	IF current_setting('idem_move.source') = 'idem' THEN
+		PERFORM @extschema@.idem_fingerprint('0'::jsonb);		-- defines the settings
+		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
+			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
+				current_setting('idem.lease_max')::interval AS lease_max,
+				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
+				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
+	ELSE
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM @extschema@.idem_settings AS d;
 	END IF;
@@ -267,7 +299,7 @@ BEGIN
 			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
 		RETURN;
 	END IF;
-	PERFORM @extschema@.idem_fingerprint('0');		-- defines the settings
+	PERFORM @extschema@.idem_fingerprint('0'::jsonb);		-- defines the settings
 	-- In the units of the settings, rounded up
 	SELECT string_agg(format('%s is %s%s', s.name, s.setting, s.unit), ', ' ORDER BY s.name),
 		string_agg(format('%s = ''%s%s''', s.name, d.kept, s.unit), ', ' ORDER BY s.name)
@@ -302,7 +334,7 @@ DECLARE
 	is_there boolean;
 BEGIN
 	PERFORM setval('@extschema@.idem_token_seq', t.last_value, t.is_called) FROM pg_temp.idem_moved_token AS t;
-	PERFORM @extschema@.idem_grant(s.grantee, s.privileges) FROM pg_temp.idem_moved_sets AS s;
+	PERFORM @extschema@.idem_grant(s.grantee::regrole, s.privileges::text) FROM pg_temp.idem_moved_sets AS s;
 	FOR moved IN
 		SELECT r.*, CASE r.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role,
 			format('%s%s ON %s %s', r.privilege, ' (' || r.attribute || ')', r.kind, r.object) AS privileges,

@@ -127,7 +127,7 @@ BEGIN
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
-			HINT = 'Use that one, or drop it first: two would not know of each other''s claims.';
+			HINT = 'Use that one, or drop it first: two would not know of each other''s claims. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
 	END IF;
 
 	-- The functions run as their owner: not as a superuser in the schema of somebody else,

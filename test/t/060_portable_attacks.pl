@@ -477,6 +477,15 @@ $blocker->ask(q{CREATE FUNCTION pg_temp.idem_try_claim() RETURNS int LANGUAGE sq
 is((install('owner', 'temporary', 'public'))[0], 0, 'a temporary table and function of a stranger do not block it');
 $blocker->quit;
 
+# ----- a look-alike -----
+
+new_database('look_alike', 'owner');
+as($superuser, 'look_alike', 'CREATE SCHEMA theirs AUTHORIZATION stranger');
+as('stranger', 'look_alike', q{CREATE TABLE theirs.idem_claims (); CREATE FUNCTION theirs.idem_try_claim() RETURNS int LANGUAGE sql AS 'SELECT 1'});
+like((install('owner', 'look_alike', 'public'))[1],
+	qr/already, in schema theirs\n.*HINT:  .*only looks like idem, have its table idem_claims or its function idem_try_claim dropped/s,
+	'a look-alike in the schema of a stranger: named, with what to do');
+
 # ----- default privileges -----
 
 for my $how ('psql', 'extension')

@@ -8,6 +8,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use IPC::Run;
 
+use Client;
+
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->start;
@@ -107,6 +109,62 @@ as('attacker', 'to_c', $traps);
 ($status, $err) = moves($superuser, 'to_c', 'idem');
 is(superusers(), '', 'to the C edition: the owner of the schema did not become superuser');
 like($err, qr/idem belongs to role attacker/, 'to the C edition: it is his already');
+
+# ----- what is committed while the move waits -----
+
+my $planted = q{
+CREATE FUNCTION requests.idem_fingerprint(a text) RETURNS bytea LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE WARNING 'hijacked';
+	RETURN '';
+END $$;
+CREATE FUNCTION requests.idem_grant(a oid, b text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE WARNING 'hijacked';
+END $$;
+};
+for my $way ([ 'idem', 'portable' ], [ 'portable', 'idem' ])
+{
+	my ($from, $to) = @$way;
+	my $database = new_database("while_$from", 'owner');
+
+	as($superuser, $database, 'ALTER SCHEMA requests OWNER TO CURRENT_USER');
+	if ($from eq 'idem') { as($superuser, $database, 'CREATE EXTENSION idem SCHEMA requests') }
+	else { run_script('sql/idem-portable.sql', $superuser, $database, schema => 'requests') }
+	as($superuser, $database, "SELECT requests.idem_grant('app', 'app'); GRANT CREATE ON SCHEMA requests TO app");
+
+	my $planter = Client->new($node, $database);
+	$planter->ask('SET SESSION AUTHORIZATION app');
+	$planter->ask('BEGIN');
+	$planter->ask($_) for split /;\n(?=CREATE)/, $planted =~ s/;\n\z//r;
+	is($planter->ask("SELECT requests.idem_claim('u', 'r')"), 't', "from $from: a transaction that claims, and plants functions");
+	as($superuser, $database, 'REVOKE CREATE ON SCHEMA requests FROM app');
+	my ($out, $complaints) = ('', '');
+	my $mover = IPC::Run::start(
+		[
+			'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', $superuser, '-v', 'schema=requests', '-v', "to=$to",
+			'-f', 'sql/idem-move.sql', $database
+		],
+		'<', \undef, '>', \$out, '2>', \$complaints, IPC::Run::timeout(60));
+	$node->poll_query_until($database, 'SELECT count(*) > 0 FROM pg_locks WHERE NOT granted')
+	  or die 'the move does not wait';
+	$planter->ask('COMMIT');
+	$mover->finish;
+	unlike($complaints, qr/hijacked/, "from $from: what was planted is not called");
+	like($complaints, qr/others own objects in schema requests: function requests.idem_fingerprint\(text\), function requests.idem_grant\(oid,text\)\n/,
+		"from $from: refused, and named");
+	$planter->ask('ROLLBACK');
+	is($planter->ask("SELECT requests.idem_claim('u', 'r')"), 'f', "from $from: nothing has changed");
+	$planter->quit;
+
+	# A look-alike of what a distributed idem has
+	as($superuser, $database, q{
+DROP FUNCTION requests.idem_fingerprint(text), requests.idem_grant(oid, text);
+CREATE TABLE requests.idem_token_source ();
+ALTER TABLE requests.idem_token_source OWNER TO app});
+	($status, $err) = moves($superuser, $database, $to);
+	is($status, 0, "from $from: moved, though a stranger has a table idem_token_source") or diag $err;
+}
 
 # ----- rights -----
 
