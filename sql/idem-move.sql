@@ -226,22 +226,48 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 	WHERE o.name LIKE 'idem\_%' AND a.grantee <> o.owner AND a.grantee <> 'pg_monitor'::regrole
 		AND a.grantee <> (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
 
--- Who has all of it.  Of the routines, those of the edition that is here
+-- Who has each right of a set of idem_grant(): otherwise idem_grant() would give back what
+-- was revoked.  Of the routines, those of the edition that is here; of the tables, those of
+-- both editions, as far as they are here
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
-	SELECT g.grantee, s.privileges
-	FROM (SELECT DISTINCT r.grantee FROM pg_temp.idem_moved_rights AS r WHERE r.grantee <> '0'::oid) AS g,
-		(VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
-				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'], ARRAY[]::text[]),
+	WITH set_routines (privileges, names) AS (
+		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
+				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_forget', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset'],
-				ARRAY['SELECT idem_claims request_id', 'INSERT idem_scopes scope', 'UPDATE idem_scopes ttl', 'DELETE idem_scopes ',
-					'SELECT idem_scopes ', 'SELECT idem_stat_cleanup '])) AS s (privileges, routines, tables)
-	WHERE NOT EXISTS (SELECT FROM pg_proc AS p
-			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname::text = ANY (s.routines)
+				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
+				'idem_stat_metrics'])),
+	set_tables (privileges, name, privilege, columns) AS (
+		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
+				'fingerprint', 'result', 'progress']),
+			('operator', 'idem_scopes', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_scopes', 'INSERT', ARRAY['scope', 'ttl', 'lease', 'lease_max', 'failed', 'lapsed', 'expired', 'key_time',
+				'result_max_bytes']),
+			('operator', 'idem_scopes', 'UPDATE', ARRAY['scope', 'ttl', 'lease', 'lease_max', 'failed', 'lapsed', 'expired', 'key_time',
+				'result_max_bytes']),
+			('operator', 'idem_scopes', 'DELETE', ARRAY[NULL]),
+			('operator', 'idem_settings', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_settings', 'UPDATE', ARRAY[NULL]),
+			('operator', 'idem_stat_cleanup', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_stat_claims', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_metrics', 'SELECT', ARRAY[NULL])),
+	set_rights (privileges, kind, object, attribute, privilege) AS (
+		SELECT s.privileges, 'ROUTINE', p.oid::regprocedure::text, NULL::text, 'EXECUTE'
+		FROM set_routines AS s JOIN pg_proc AS p ON p.pronamespace = '@extschema@'::regnamespace AND p.proname::text = ANY (s.names)
+		UNION ALL
+		SELECT s.privileges, 'TABLE', c.oid::regclass::text, u.attribute, s.privilege
+		FROM set_tables AS s JOIN pg_class AS c ON c.relnamespace = '@extschema@'::regnamespace AND c.relname::text = s.name,
+			unnest(s.columns) AS u (attribute)
+		UNION ALL
+		SELECT s.privileges, 'TYPE', t.oid::regtype::text, NULL, 'USAGE'
+		FROM set_routines AS s, pg_type AS t
+		WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typname IN ('idem_state', 'idem_outcome'))
+	SELECT g.grantee, s.privileges
+	FROM (SELECT DISTINCT r.grantee FROM pg_temp.idem_moved_rights AS r WHERE r.grantee <> '0'::oid) AS g, set_routines AS s
+	WHERE NOT EXISTS (SELECT FROM set_rights AS x
+			WHERE x.privileges = s.privileges
 				AND NOT EXISTS (SELECT FROM pg_temp.idem_moved_rights AS r
-					WHERE r.grantee = g.grantee AND r.kind = 'ROUTINE' AND r.object = p.oid::regprocedure::text))
-		AND s.tables <@ ARRAY(SELECT r.privilege || ' ' || r.name || ' ' || coalesce(r.attribute, '')
-			FROM pg_temp.idem_moved_rights AS r WHERE r.grantee = g.grantee AND r.kind = 'TABLE');
+					WHERE r.grantee = g.grantee AND r.kind = x.kind AND r.object = x.object AND r.privilege = x.privilege
+						AND r.attribute IS NOT DISTINCT FROM x.attribute));
 
 -- ----- the change -----
 
