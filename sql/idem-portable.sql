@@ -1068,7 +1068,7 @@ BEGIN
 				'Fix the client: a new request needs a new request id.', key);
 		WHEN 'stale' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
-				'Check the state, then use a new request id. For a minute after uuidv7 was switched on, or the scope's ttl grew, new ids are stale too.', key);
+				'Check the state, then use a new request id. For a minute after uuidv7 was switched on, or the scope''s ttl grew, new ids are stale too.', key);
 	END CASE;
 END
 $$;
