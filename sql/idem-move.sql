@@ -340,7 +340,7 @@ BEGIN
 	IF differ IS NOT NULL THEN
 		RAISE EXCEPTION 'the settings are not those of idem_settings: %', differ
 			USING ERRCODE = 'object_not_in_prerequisite_state',
-			HINT = format('Put into postgresql.conf, reload it, and move again: %s.', kept);
+			HINT = format('Put into postgresql.conf, each on a line of its own, reload it, and move again: %s.', kept);
 	END IF;
 END
 $block$;

@@ -1186,17 +1186,19 @@ $$;
  * wants to lock a table would wait for the sleeper, and the holder of the lease behind
  * that.
  *
- * Leases are ordered by a lock of their key (idem__lock_key()).  A token is drawn and its row written under
- * it, and it is held until the transaction ends: so tokens grow from holder to holder,
- * also where the row was deleted in between.  No transaction is waited for in the
- * meantime, or its own second claim could wait for us: a lease whose look under the lock
- * meets somebody looks once more, without it, only to wait, and then again with it.  It
- * begins without it where there is a row: followers must not meet each other.
+ * Leases are ordered by a lock of their key (idem__lock_key()).  A token is drawn and its
+ * row written under it, and it is held until the transaction ends: so tokens grow from
+ * holder to holder, also where the row was deleted in between.  While it holds that lock, a
+ * lease waits for no transaction, for that one's second claim could wait for us.  If its
+ * look meets somebody, it looks again without the lock, only to wait, and then once more
+ * with it.  Where there is a row already it begins without the lock, so that followers do
+ * not meet each other.
  *
- * The lock on idem_scopes, which a claim takes before it makes sure of its policy and
- * holds until its transaction ends, orders it with changes of a promise
- * (idem_scopes_guard()).  Whoever only gets an answer takes none.  It is waited for without
- * the row, and the row without it: who has one of them may come to want the other.
+ * The lock on idem_scopes orders a claim with changes of a promise (idem_scopes_guard()).
+ * A claim takes it before it makes sure of its policy, and holds it until its transaction
+ * ends; a call that is only answered takes none.  Nobody waits for this lock while holding
+ * the row, nor for the row while holding this lock: the holder of the one may come to want
+ * the other.
  *
  * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
  * wants raises ID400, and is not answered with invalid.
