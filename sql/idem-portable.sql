@@ -417,7 +417,7 @@ BEGIN
 			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;
 	IF bad IS NOT NULL THEN
-		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, NEW.scope
+		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, coalesce(NEW.scope, '')
 			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
 			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
 	END IF;
@@ -435,7 +435,7 @@ BEGIN
 		BEGIN
 			LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
 		EXCEPTION WHEN lock_not_available THEN
-			RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', NEW.scope
+			RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', coalesce(NEW.scope, '')
 				USING ERRCODE = 'lock_not_available',
 				HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
 		END;
