@@ -1939,6 +1939,10 @@ BEGIN
 		progress = coalesce(idem_extend.progress, c.progress)
 	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	-- Progress tells of what was made elsewhere: a crash must not lose it.
+	IF idem_extend.progress IS NOT NULL THEN
+		PERFORM @extschema@.idem__commit_synchronously();
+	END IF;
 	RETURN until;
 END
 $$;

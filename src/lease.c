@@ -8,6 +8,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
@@ -133,6 +134,9 @@ idem_extend(PG_FUNCTION_ARGS)
 			break;
 		idem_wait_for_row_or_raise(&holder.key, &found, &deadline);
 	}
+	/* Progress tells of what was made elsewhere: a crash must not lose it. */
+	if (progress != NULL)
+		ForceSyncCommit();
 	PG_RETURN_TIMESTAMPTZ(found.row.lease_until);
 }
 

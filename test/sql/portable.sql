@@ -203,10 +203,16 @@ SET synchronous_commit = off;
 BEGIN;
 SELECT idem_claim('u', 'not a lease');
 SHOW synchronous_commit;
-SELECT outcome FROM idem_try_claim('u', 'lease', lease => '1 min');
+SELECT token AS lease FROM idem_try_claim('u', 'lease', lease => '1 min') \gset
 SHOW synchronous_commit;
 COMMIT;
 SHOW synchronous_commit;
+BEGIN;
+SELECT idem_extend('u', 'lease', :lease) > now() AS extended;
+SHOW synchronous_commit;
+SELECT idem_extend('u', 'lease', :lease, progress => '1') > now() AS extended;
+SHOW synchronous_commit;
+COMMIT;
 SET synchronous_commit = remote_apply;
 BEGIN;
 SELECT outcome FROM idem_try_claim('u', 'lease 2', lease => '1 min');

@@ -187,6 +187,18 @@ for my $way ('held', 'released', 'completed', 'failed', 'healed', 'dropped', 'ta
 	cmp_ok(query(sprintf($take, $request)), '>', $latest, 'and the next token is higher');
 }
 
+# What a holder has recorded (ids made elsewhere, say) must not be lost either.
+{
+	query('CHECKPOINT');
+	my $client = Client->new($node);
+	my $token = $client->ask(sprintf($take, 'crash, progress'));
+	$client->ask("SELECT idem_extend('user', 'crash, progress', $token, progress => '{\"id\": 17}')");
+	$node->stop('immediate');
+	$node->start;
+	is(query("SELECT progress FROM idem_claims WHERE request_id = 'crash, progress'"), '{"id": 17}',
+		'progress that was recorded is there after a crash');
+}
+
 # In the middle of it
 for my $round (1 .. 3)
 {
