@@ -906,11 +906,11 @@ BEGIN
 	INTO unsettled, keys
 	FROM jsonb_each_text(all_held) AS e (key, claimed_at);
 	IF unsettled = 0 THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': this transaction holds no request that is not settled',
+		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
 			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
 	END IF;
 	IF unsettled > 1 THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': this transaction holds more than one request that is not settled',
+		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',
 			'Name the one that is meant: pass user_id, request_id and scope.',
 			pg_catalog.format('It holds %s: %s.', unsettled,
 				(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
@@ -1867,7 +1867,7 @@ BEGIN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
 	ELSIF state = 'failed' THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
-			'It is settled: its holder gave up after the work that was found, or before.', key);
+			'The request has already failed; use a new id, or idem_forget().', key);
 	END IF;
 	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz);
 	UPDATE @extschema@.idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,

@@ -464,13 +464,13 @@ idem_held_only_unsettled(const char *command)
 	if (held_context == NULL || unsettled_count == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("%s: this transaction holds no request that is not settled",
+				 errmsg("%s: no unsettled request in this transaction",
 						command),
 				 errhint("Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.")));
 	if (unsettled_count > 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("%s: this transaction holds more than one request that is not settled",
+				 errmsg("%s: more than one unsettled request in this transaction",
 						command),
 				 errdetail("It holds %lld: %s.", (long long) unsettled_count,
 						   name_unsettled()),

@@ -311,7 +311,7 @@ find_to_heal(const IdemKey *key, IdemFound *found,
 						"There is nothing to heal: claim it.");
 	if (found->row.state == IDEM_STATE_FAILED)
 		idem_raise_lost(key, "request has failed for good",
-						"It is settled: its holder gave up after the work that was found, or before.");
+						"The request has already failed; use a new id, or idem_forget().");
 	return found->row.state == IDEM_STATE_IN_PROGRESS;
 }
 
