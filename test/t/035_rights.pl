@@ -241,6 +241,45 @@ as('owner', q{
 is(as('stranger', "SELECT requests.claim_own('r'), requests.claim_own('r')"), 't|f', 'a tenant claims under its own name');
 is(superuser("SELECT user_id FROM requests.idem_claims WHERE request_id = 'r'"), 'stranger', 'and no other');
 
+# ----- what the table says that a role can do to the others -----
+
+# The operator can hold all new claims up, for as long as its transaction lasts.
+my $operator = Client->new($node, 'shop');
+my $claimant = Client->new($node, 'shop');
+$operator->ask('SET ROLE operator; BEGIN; LOCK TABLE requests.idem_scopes');
+$claimant->ask("SET ROLE app; SET idem.wait = '-1'");
+$claimant->send(q{SELECT requests.idem_claim('user', 'held up')});
+ok($node->poll_query_until('shop', "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'requests.idem_scopes'::regclass AND pid = " . $claimant->pid . ')'),
+	'a lock of the operator on idem_scopes: a claim waits');
+$operator->ask('ROLLBACK');
+is($claimant->answer, 't', 'and goes on when the lock is gone');
+$operator->quit;
+$claimant->quit;
+
+# Whoever may set the sequence can make a token come again.
+sub lease_token
+{
+	my ($request) = @_;
+	return as('app', "SELECT token FROM requests.idem_try_claim('user', '$request', lease => '1 min')");
+}
+superuser('GRANT ALL ON ALL SEQUENCES IN SCHEMA requests TO granted');
+for my $role (qw(owner granted))
+{
+	my $first = lease_token("$role 1");
+	as($role, "SELECT setval('requests.idem_token_seq', $first, false)");
+	is(lease_token("$role 2"), $first, "$role set the sequence back: a token comes again");
+}
+superuser('REVOKE ALL ON ALL SEQUENCES IN SCHEMA requests FROM granted');
+refuses('app', "SELECT setval('requests.idem_token_seq', 1)", '42501');
+
+# Without the index by expiry nothing is cleaned, and claims go on.
+as('owner', 'DROP INDEX requests.idem_claims_expires_at_idx');
+refuses('operator', 'SELECT requests.idem_cleanup()', '55000', 'the owner of the schema drops the index by expiry: no cleanup');
+is(as('app', q{SELECT requests.idem_claim('user', 'no index')}), 't', 'but claims go on');
+refuses('owner', 'CREATE INDEX idem_claims_expires_at_idx ON requests.idem_claims (expires_at)', '42501');
+superuser('CREATE INDEX idem_claims_expires_at_idx ON requests.idem_claims (expires_at)');
+is(as('operator', 'SELECT requests.idem_cleanup()'), '0', 'a superuser makes it again: cleanup works');
+
 # ----- default privileges -----
 
 $node->safe_psql('postgres', 'CREATE ROLE anon; CREATE DATABASE cloud');
@@ -272,6 +311,15 @@ $decoy->ask('SET ROLE stranger; CREATE TEMPORARY TABLE idem_claims (); CREATE FU
 is((try_as($node->safe_psql('postgres', 'SELECT current_user'), 'CREATE EXTENSION idem', 'decoy'))[0], 0,
 	'what a session has in its temporary schema does not keep idem from being installed');
 $decoy->quit;
+
+# A schema of its own is enough to keep it from being installed anywhere in the database.
+superuser('CREATE SCHEMA strange AUTHORIZATION stranger', 'decoy');
+superuser('DROP EXTENSION idem', 'decoy');
+is((try_as('stranger', 'CREATE TABLE strange.idem_claims (); CREATE FUNCTION strange.idem_try_claim() RETURNS int LANGUAGE sql AS $$SELECT 1$$', 'decoy'))[0], 0,
+	'a stranger makes objects that look like the portable edition, in a schema of its own');
+like((try_as($node->safe_psql('postgres', 'SELECT current_user'), 'CREATE EXTENSION idem', 'decoy'))[2],
+	qr/ERROR:  42710: idem is installed in this database already, in schema strange\n/, 'the error names the schema');
+superuser('DROP SCHEMA strange CASCADE; CREATE EXTENSION idem', 'decoy');
 
 superuser('GRANT CREATE ON SCHEMA public TO PUBLIC', 'open_to_all');
 my ($status, $out, $err) = $node->psql('open_to_all', 'CREATE EXTENSION idem');
