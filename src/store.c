@@ -262,7 +262,6 @@ static void
 check_column(Relation claims, int i)
 {
 	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
-	const char *name = quote_identifier(NameStr(column->attname));
 	Oid			type = OidIsValid(claims_column_types[i]) ?
 		claims_column_types[i] : idem_catalog()->state_type;
 
@@ -271,6 +270,7 @@ check_column(Relation claims, int i)
 	if (column->atttypid != type ||
 		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
 	{
+		const char *name = quote_identifier(NameStr(column->attname));
 		const char *type_name = format_type_be_qualified(type);
 
 		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
@@ -279,7 +279,8 @@ check_column(Relation claims, int i)
 									   name, type_name));
 	}
 	if (column->attnotnull != claims_column_not_null[i])
-		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL", name,
+		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL",
+									   quote_identifier(NameStr(column->attname)),
 									   column->attnotnull ? "DROP" : "SET"));
 }
 
