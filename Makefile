@@ -71,7 +71,7 @@ REGRESS_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 ISOLATION := $(filter-out $(EXCLUDED),$(sort $(patsubst test/specs/%.spec,%,$(wildcard test/specs/*.spec))))
 ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 PROVE_TESTS = test/t/*.pl
-PROVE_FLAGS = -I test/t
+PROVE_FLAGS = -I test/lib
 
 # They share expected/.
 ifneq ($(filter $(REGRESS),$(ISOLATION)),)

@@ -12,7 +12,7 @@ my $readme = slurp_file('README.md');
 my @blocks = $readme =~ /^```sql\n(.*?)^```$/msg;
 cmp_ok(scalar(@blocks), '>=', 10, 'the README has examples');
 
-for my $readme_file ('README.md', 'test/recipes/README.md')
+for my $readme_file ('README.md', 'examples/README.md')
 {
 	my ($folder) = $readme_file =~ m{^(.*/)?};
 	my @links = slurp_file($readme_file) =~ /\]\(([^):#]+)\)/g;

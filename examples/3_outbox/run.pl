@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 #
-# The recipe at work: clients that send each order several times, couriers that publish
+# The example at work: clients that send each order several times, couriers that publish
 # to a Redis stream, and consumers of it, all at once; handlers, couriers and consumers are
 # killed.  Then the same with consumers that do not claim.
 
@@ -8,14 +8,14 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/..";
+use lib "$FindBin::RealBin/../../test/lib";
 
 use JSON::PP;
 use List::Util qw(min shuffle);
 use Test::More;
 use Time::HiRes qw(sleep);
 
-use Recipe;
+use Example;
 
 my $orders = 80;
 my $clients = 3;

@@ -1,10 +1,10 @@
-# What the drivers of the recipes share: a database with the recipe's SQL, a Redis of
+# What the drivers of the examples share: a database with the SQL of recipe.sql, a Redis of
 # their own, processes that can be killed, and a report.
 #
 # The server is that of PGHOST, PGPORT, PGUSER; the database is a new one, and dropped at
 # the end.  Redis listens on a socket in a temporary folder.
 
-package Recipe;
+package Example;
 
 use strict;
 use warnings;
@@ -21,7 +21,7 @@ our @EXPORT =
   qw(recipe_sql make_database connect_database start_redis kill_redis connect_redis
   spawn wait_for seed report);
 
-my $folder = File::Temp->newdir('recipe.XXXX', TMPDIR => 1);
+my $folder = File::Temp->newdir('example.XXXX', TMPDIR => 1);
 my $name = $FindBin::RealBin =~ s{.*/}{}r;
 my $owner = $$;
 my @databases;
@@ -54,7 +54,7 @@ sub make_database
 	my ($suffix, $sql) = @_;
 
 	$database = 'postgres';
-	my $new = "recipe_$name$suffix";
+	my $new = "example_$name$suffix";
 	my $db = connect_database();
 	$db->do("CREATE DATABASE $new");
 	push @databases, $new;
@@ -67,7 +67,7 @@ sub make_database
 	return;
 }
 
-# However slow this machine is, no wait ends that a recipe has not limited itself.
+# However slow this machine is, no wait ends that an example has not limited itself.
 sub connect_database
 {
 	return DBI->connect("dbi:Pg:dbname=$database;options=-cidem.wait=600s", $ENV{PGUSER}, undef,

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 //
-// The recipe at work: a client that sends each payment until it has an answer, through
+// The example at work: a client that sends each payment until it has an answer, through
 // time-outs and lost answers, while the server is killed in the middle.
 //
 // The database server is that of PGHOST, PGPORT, PGUSER; the database is a new one, and
@@ -18,10 +18,10 @@ const path = require('path');
 const zlib = require('zlib');
 const { Client } = require('pg');
 
-const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'recipe.'));
+const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'example.'));
 const direct = path.join(folder, 'direct');
 const lossy = path.join(folder, 'lossy');
-const name = `recipe_${path.basename(__dirname)}`;
+const name = `example_${path.basename(__dirname)}`;
 const payments = 150;
 
 let database;			// a session of ours

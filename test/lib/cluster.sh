@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 #
-# A cluster of our own, in the workspace of test/prepare.sh: reached through a
+# A cluster of our own, in the workspace of test/lib/prepare.sh: reached through a
 # socket in there and nothing else. Sourced by test/run and test/demo.
 
-: "${workspace?test/prepare.sh comes first}"
+: "${workspace?test/lib/prepare.sh comes first}"
 
 data=
 connection=()

@@ -1,17 +1,17 @@
 #!/usr/bin/perl
 #
-# The recipe at work: bursts of triggers for the same run, each with something for the
+# The example at work: bursts of triggers for the same run, each with something for the
 # buffer in Redis.  The trigger that makes the run is killed, or paused; Redis is killed.
 
 use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/..";
+use lib "$FindBin::RealBin/../../test/lib";
 
 use Test::More;
 
-use Recipe;
+use Example;
 
 my $burst = 20;
 my $tenant = 'tenant';

@@ -1,17 +1,17 @@
 #!/usr/bin/perl
 #
-# The recipe at work: a leader and five followers of each request.  The leader is killed,
+# The example at work: a leader and five followers of each request.  The leader is killed,
 # paused, or its session terminated, at each of its steps.
 
 use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/..";
+use lib "$FindBin::RealBin/../../test/lib";
 
 use Test::More;
 
-use Recipe;
+use Example;
 
 my $followers = 5;
 my $creator = 'ann';

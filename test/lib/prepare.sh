@@ -11,7 +11,7 @@
 # After prepare_machine: $pg_config, $bindir, $pgxs and $version.
 # After make_workspace: $workspace, with a copy of the tree in $workspace/tree.
 
-repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 workspace=
 
 die()
@@ -177,9 +177,9 @@ install_redis_without_service()
 	)
 }
 
-# What the recipes are shown with, besides the server. A Node that is not Debian's comes
+# What the examples are run with, besides the server. A Node that is not Debian's comes
 # with npm, and in the way of Debian's node-pg: install_node_modules.
-prepare_for_recipes()
+prepare_for_examples()
 {
 	local packages=() redis=
 

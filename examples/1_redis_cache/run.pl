@@ -1,19 +1,19 @@
 #!/usr/bin/perl
 #
-# The recipe at work: processes that use and sell items through the cache, Redis killed
+# The example at work: processes that use and sell items through the cache, Redis killed
 # in the middle, each request sent again.  Then the same without the claim.
 
 use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/..";
+use lib "$FindBin::RealBin/../../test/lib";
 
 use List::Util qw(shuffle sum);
 use Test::More;
 use Time::HiRes qw(sleep);
 
-use Recipe;
+use Example;
 
 my $players = 12;
 my $processes = 4;
