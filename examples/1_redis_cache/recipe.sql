@@ -1,8 +1,15 @@
--- Items and gold of a game, behind a Redis cache of responses.  The cache answers a
--- retry while it is up.  The claim decides, and does so in each transaction, whatever the
--- cache has said.
+-- Items and gold of a game, behind a Redis cache of responses.
+--
+-- Problem: the cache answers retries. When Redis has lost its data, a retry reads the new
+-- version of the item, passes the version check, and is executed a second time.
+-- Solution: each transaction claims its request first, whatever the cache said. The cache
+-- only saves work.
+-- Use it when a cache answers your retries today, and each request is one transaction.
+--
+-- To copy: the row of idem_scopes, and the IF at the start of use_item() and sell_item().
+-- The tables and the other statements stand for yours.
 
--- The claim is remembered as long as the cached response: SET ... EX 600.
+-- The claim lives as long as the cached response: SET ... EX 600.
 INSERT INTO idem_scopes (scope, ttl) VALUES ('inventory', '10 minutes');
 
 CREATE TABLE wallets (player text PRIMARY KEY, gold bigint NOT NULL);
@@ -15,9 +22,9 @@ CREATE TABLE items (
 );
 CREATE TABLE history (player text NOT NULL, request text NOT NULL, item int NOT NULL, gold bigint NOT NULL);
 
--- One item less.  The version check, which the caller's version is for, finds concurrent
--- changes; a retry has read the new version, and passes it.  40001 undoes the claim too:
--- read the version again, and send the same request.
+-- Takes one item. The version check stops a concurrent change, but not a retry: a retry
+-- has read the new version. 40001 also undoes the claim: read the version again, and send
+-- the same request.
 CREATE FUNCTION take_item(player text, item int, version int) RETURNS items
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,11 +39,12 @@ BEGIN
 	RETURN taken;
 END $$;
 
--- What the caller does next:
+-- What the caller does with the answer:
 --	executed			puts the response into the cache, and returns it
---	executed before		never sends it again: the response was in the cache only, and is
---						lost; fetches the state instead
---	ID409				another call is at it: sends the same request again, later
+--	executed before		reads the current state. The response was only in the cache, and is
+--						lost; sending the request again gives the same answer
+--	ID409				another session is executing the request: sends the same request
+--						again later
 CREATE FUNCTION use_item(player text, request text, item int, version int) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -120,8 +120,10 @@ sub deliver
 	return \%answers;
 }
 
+# Returns how many requests were executed, and how many of these executions were double.
 sub traffic
 {
+	my ($label) = @_;
 	my @first = new_requests(1, 150);
 	my @second = new_requests(151, 250);
 	my %answers;
@@ -155,10 +157,13 @@ sub traffic
 	  $db->selectrow_array('SELECT count(*), count(DISTINCT (player, request)) FROM history');
 	is($executed, @first + @second, 'each request was executed');
 	report(
-		'requests' => $executed,
-		'deliveries' => sum(values %answers),
-		'executions' => $executions,
-		'double executions' => $executions - $executed);
+		[
+			'requests' => $executed,
+			'deliveries' => sum(values %answers),
+			'executions' => $executions,
+			'double executions' => $executions - $executed
+		],
+		$label);
 	return ($executions, $executions - $executed);
 }
 
@@ -235,13 +240,13 @@ sub without_claim
 {
 	my $sql = recipe_sql();
 
-	is($sql =~ s/^\tIF NOT idem_claim.*?^\tEND IF;\n//msg, 2, 'the claims are taken out');
+	is($sql =~ s/^\tIF NOT idem_claim.*?^\tEND IF;\n//msg, 2, 'baseline: the claims are taken out');
 	make_database('_unguarded', $sql);
 	$db = connect_database();
-	my ($executions, $double) = traffic();
+	my ($executions, $double) = traffic('baseline without the claim');
 	# All of the first 150 were executed, and sent again when there was no cache.
-	cmp_ok($double, '>=', 150, 'without the claim requests were executed twice');
-	is((items_gone())[1], $executions, 'each with a version check that passed');
+	cmp_ok($double, '>=', 150, 'baseline: without the claim requests are executed twice');
+	is((items_gone())[1], $executions, 'baseline: each execution passed the version check');
 	kill_redis();
 	$db->disconnect;
 	return;

@@ -1,8 +1,19 @@
--- A group with generated ids, its members and its conversation, made in several
--- transactions by a leader, while any number of followers want the same group.  Whatever
--- happens to the leader, there is one group, and everyone has its ids.
+-- A group with generated ids, its members and its conversation. A leader creates it in
+-- several transactions, while any number of followers ask for the same group.
+--
+-- Problem: with a table of keys, the session that inserts the key leads and the others poll.
+-- A leader that dies leaves the key "in progress" for ever. A leader that was replaced, and
+-- then wakes up, writes a second time.
+-- Solution: the key is a lease that carries the generated ids. Each step of the leader starts
+-- with a fence, so that a leader that was replaced writes nothing. A follower that finds the
+-- work finished heals the request instead of waiting.
+-- Use it when the work needs several transactions, or calls other services between them.
+--
+-- To copy: begin_group(), the fence at the start of each step, complete_group() or
+-- fail_group(), and heal_group(). The tables stand for yours.
 
--- A leader whose lease has lapsed is replaced; an attempt that failed is final.
+-- lapsed = reclaim: a leader whose lease has lapsed is replaced. failed = terminal: a failed
+-- attempt stays failed.
 INSERT INTO idem_scopes (scope, ttl, lapsed, failed) VALUES ('create_group', '1 day', 'reclaim', 'terminal');
 
 CREATE TABLE users (name text PRIMARY KEY);
@@ -10,7 +21,8 @@ CREATE TABLE groups (id uuid PRIMARY KEY, title text NOT NULL);
 CREATE TABLE members (group_id uuid REFERENCES groups ON DELETE CASCADE, member text REFERENCES users, PRIMARY KEY (group_id, member));
 CREATE TABLE conversations (id uuid PRIMARY KEY, group_id uuid NOT NULL REFERENCES groups ON DELETE CASCADE);
 
--- Leader or follower?  Commit it at once.  The leader has a token, and everyone the ids.
+-- Tells a caller whether it leads. Commit this call at once. The leader gets a token, and
+-- every caller gets the ids.
 CREATE FUNCTION begin_group(creator text, request text, wait interval, lease interval,
 	OUT outcome idem_outcome, OUT token bigint, OUT ids jsonb, OUT error jsonb) LANGUAGE plpgsql AS $$
 DECLARE
@@ -22,13 +34,13 @@ BEGIN
 	outcome := claim.outcome;
 	token := claim.token;
 	error := CASE outcome WHEN 'failed' THEN claim.result END;
-	-- A successor goes on with the ids of the leader before it.
+	-- The next leader goes on with the ids of the leader before it.
 	ids := CASE outcome WHEN 'completed' THEN claim.result
 		WHEN 'claimed' THEN coalesce(claim.progress, fresh_ids) ELSE claim.progress END;
 END $$;
 
--- The leader's steps, each a transaction.  Each begins with the fence, so that a leader
--- that was replaced writes nothing; and can be repeated, as the ids are the same.
+-- The leader's steps, each a transaction. Each begins with the fence: a leader that was
+-- replaced gets ID410 and writes nothing. Each can be repeated, because the ids are the same.
 CREATE FUNCTION add_group(creator text, request text, token bigint, ids jsonb, title text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -55,7 +67,7 @@ LANGUAGE sql AS $$
 	SELECT idem_complete(creator, request, ids, token, 'create_group')
 $$;
 
--- Or the attempt ends for good, and leaves nothing: every retry is told the error.
+-- The attempt fails for good and leaves nothing behind. Every retry gets the error.
 CREATE FUNCTION fail_group(creator text, request text, token bigint, ids jsonb, error jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -64,7 +76,8 @@ BEGIN
 	PERFORM idem_fail(creator, request, error, token, 'create_group');
 END $$;
 
--- A follower that finds everything done need not wait for a leader that may be dead.
+-- A follower that finds the group complete settles the request itself, because the leader
+-- may be dead.
 CREATE FUNCTION heal_group(creator text, request text, ids jsonb, members text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN

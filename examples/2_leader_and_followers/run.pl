@@ -263,10 +263,12 @@ test_failure();
 my ($groups, $titles) = $db->selectrow_array('SELECT count(*), count(DISTINCT title) FROM groups');
 is($titles, $requests - 1, 'each request but the one that failed has made a group');
 report(
-	'requests' => $requests,
-	'deliveries' => $deliveries,
-	'executions' => $groups,
-	'double executions' => $groups - $titles);
+	[
+		'requests' => $requests,
+		'deliveries' => $deliveries,
+		'executions' => $groups,
+		'double executions' => $groups - $titles
+	]);
 is($groups, $titles, 'none was made twice');
 $db->disconnect;
 done_testing();

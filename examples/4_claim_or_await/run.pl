@@ -239,10 +239,12 @@ redis_killed();
 
 my ($runs, $distinct) = $db->selectrow_array('SELECT count(*), count(DISTINCT key) FROM runs');
 report(
-	'requests' => $keys,
-	'deliveries' => $triggers,
-	'executions' => $runs,
-	'double executions' => $runs - $distinct);
+	[
+		'requests' => $keys,
+		'deliveries' => $triggers,
+		'executions' => $runs,
+		'double executions' => $runs - $distinct
+	]);
 is($runs, $keys, 'each key has one run');
 $db->disconnect;
 done_testing();

@@ -1,9 +1,19 @@
--- Payments over HTTP, with the header Idempotency-Key. server.js claims the key, calls
--- pay(), which knows nothing of keys, and stores the response, in one transaction.
+-- Payments over HTTP, with the header Idempotency-Key.
+--
+-- Problem: middleware that stores responses under the key in a store of its own loses the
+-- response when the server dies between the work and storing it. The retry pays again.
+-- Solution: server.js claims the key, calls the handler, and stores the response (any
+-- bytes), all in one transaction. The handler, here pay(), knows nothing of keys.
+-- Use it for an HTTP API whose clients send an Idempotency-Key. The status codes are those
+-- of draft-ietf-httpapi-idempotency-key-header.
+--
+-- To copy: the row of idem_scopes, and from server.js the part "the guard". The tables and
+-- pay() stand for yours.
 
--- Keys are UUIDv7: one from before the ttl is refused (412), and not executed again.
--- Of the time before this row nothing is known, and clocks differ by up to a minute: so
--- all keys of the next minute are refused too.
+-- Keys are UUIDv7. A key that is older than the ttl is refused (412), because its payment
+-- may have been executed and forgotten. This row does not know what was executed before it
+-- existed, and clocks can differ by a minute: keys made before the row, or in the minute
+-- after it, are refused too.
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('POST /payments', '1 day', 'uuidv7');
 
 CREATE TABLE accounts (name text PRIMARY KEY, balance numeric NOT NULL);
@@ -13,7 +23,7 @@ CREATE TABLE payments (
 	amount numeric NOT NULL CHECK (amount > 0), reference text NOT NULL
 );
 
--- NULL: the payer has less than that.
+-- Returns NULL if the payer's balance is too low.
 CREATE FUNCTION pay(payer text, payee text, amount numeric, reference text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -126,16 +126,19 @@ sub wait_for
 	return 0;
 }
 
-# report(WHAT => NUMBER, ...), one line
+# report([WHAT => NUMBER, ...], LABEL): one line. A run without the guard is labelled, since
+# its double executions look like a failure otherwise.
 sub report
 {
+	my ($pairs, $label) = @_;
+	my @pairs = @$pairs;
 	my @numbers;
 
-	while (my ($what, $number) = splice @_, 0, 2)
+	while (my ($what, $number) = splice @pairs, 0, 2)
 	{
 		push @numbers, "$what $number";
 	}
-	note join(', ', @numbers);
+	note(($label ? "$label: " : '') . join(', ', @numbers));
 	return;
 }
 
