@@ -5,7 +5,8 @@
 #                        portable edition as the extension idem_portable
 #   make install-portable      only that; needs no compiler
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
-#                        EDITION=portable: the portable edition
+#                        EDITION=portable: the portable edition. Two tests are skipped
+#                        unless max_prepared_transactions is greater than 0
 #   make prove           TAP tests, on clusters of their own; not as root
 #
 # ./test/run does all of it on a machine that has nothing yet.
@@ -45,9 +46,9 @@ ifeq ($(WERROR),1)
 PG_CFLAGS += -Werror
 endif
 
-# Tests. Where the library is preloaded, set idem.databases so that the worker
-# leaves the test databases alone: a test that looks at expired claims must
-# find them.
+# Tests. If the library is preloaded, set idem.databases so that the worker leaves the
+# databases of the tests alone: the tests look at expired claims, and fail if the worker
+# has removed them.
 #
 # --inputdir and --outputdir override what PGXS passes. pg_regress then finds
 # test/sql, test/specs and ./expected on every supported server: 15 looks for
@@ -62,6 +63,7 @@ ONLY_c = batch_race batch_slices forget_then_claim insert_race_loser large_value
 	renamed_objects rights_statistics row_key_share scopes_changes serializable_rows \
 	settings speculative_wait store_opening table_changes table_replaced
 ONLY_portable = portable portable_policy
+NEEDS_PREPARED = prepared_holder two_phase
 
 TESTED = $(if $(filter portable,$(EDITION)),idem_portable,idem)
 EXCLUDED = $(ONLY_$(if $(filter portable,$(EDITION)),c,portable))
@@ -72,13 +74,23 @@ ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 PROVE_TESTS = test/t/*.pl
 PROVE_FLAGS = -I test/lib
 
-# They share expected/.
+# SQL tests and specs share the folder expected/.
 ifneq ($(filter $(REGRESS),$(ISOLATION)),)
 $(error a test and an isolation spec have the same name: $(filter $(REGRESS),$(ISOLATION)))
 endif
 
 PG_CONFIG = pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
+
+# With its default settings a server cannot prepare a transaction.
+ifneq ($(filter installcheck,$(MAKECMDGOALS)),)
+ifeq ($(shell '$(shell $(PG_CONFIG) --bindir)/psql' -XAt -d postgres -c 'SHOW max_prepared_transactions' 2>/dev/null),0)
+$(warning skipped, since max_prepared_transactions is 0: $(NEEDS_PREPARED))
+REGRESS := $(filter-out $(NEEDS_PREPARED),$(REGRESS))
+ISOLATION := $(filter-out $(NEEDS_PREPARED),$(ISOLATION))
+endif
+endif
+
 include $(PGXS)
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)

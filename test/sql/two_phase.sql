@@ -1,11 +1,6 @@
 -- Claims in prepared transactions. :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
-SELECT current_setting('max_prepared_transactions')::int < 1 AS cannot_prepare \gset
-\if :cannot_prepare
-\quit
-\endif
-
 -- In a prepared transaction it is held until that ends.
 BEGIN;
 SELECT idem_claim('2pc', 'committed', fingerprint => '\x01');
