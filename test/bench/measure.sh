@@ -195,13 +195,13 @@ measure_figures()
 }
 
 # After each file: what it took long to measure is not to be lost with the next one.
+# README.md and the pictures are for readers; measured.csv and remarks.csv are for the next
+# run, which may measure some figures only.
 write_results()
 {
-	sql results -c '\copy (SELECT * FROM measured ORDER BY figure, what, way, n) TO STDOUT (FORMAT csv, HEADER)' \
-		>"$results/measured.csv"
+	sql results -c '\copy (SELECT * FROM kept) TO STDOUT (FORMAT csv, HEADER)' >"$results/measured.csv"
 	sql results -c '\copy (SELECT * FROM remarks ORDER BY figure, text) TO STDOUT (FORMAT csv, HEADER)' \
 		>"$results/remarks.csv"
-	sql results -c '\copy (SELECT * FROM results) TO STDOUT (FORMAT csv, HEADER)' >"$results/results.csv"
 	sql results -A -t -c "SELECT line FROM markdown" >"$results/README.md"
 	# As root, they would be root's in somebody's working tree.
 	chown -R --reference="$bench" "$bench/results"

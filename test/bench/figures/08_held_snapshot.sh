@@ -105,7 +105,7 @@ run_portions()
 	done
 	release_snapshot
 	note_batches "$log_line"
-	sql "$database" -c "\copy (SELECT side, sum(removed) OVER (PARTITION BY side ORDER BY n) AS removed_so_far, milliseconds FROM batches ORDER BY side, n) TO STDOUT (FORMAT csv, HEADER)" >"$results/figure_8.csv"
+	sql "$database" -c "\copy (SELECT side, sum(removed) OVER (PARTITION BY side ORDER BY n) AS removed_so_far, milliseconds FROM batches ORDER BY side, n) TO STDOUT (FORMAT csv, HEADER)" >figure_8.csv
 }
 
 record_batches()
@@ -139,6 +139,6 @@ measure()
 		run_portions
 		record_batches
 	done
-	gnuplot -e "data='$results/figure_8.csv'; picture='$results/figure_8.svg'" \
+	gnuplot -e "data='figure_8.csv'; picture='$results/figure_8.svg'" \
 		tree/test/bench/figures/08_held_snapshot.gp
 }

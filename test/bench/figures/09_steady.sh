@@ -318,7 +318,7 @@ draw()
 		set grid lc '#dddddd'
 		set yrange [0:]
 		set xlabel 'time (s)'
-		csv = '$results/figure_9.csv'
+		csv = 'figure_9.csv'
 		of(side, x) = strcol(1) eq side ? x : NaN
 		set title '$rate claims a second that expire after $ttl s'
 		set ylabel 'oldest expired claim: age (s)'
@@ -372,6 +372,5 @@ measure()
 		remark_one_batch
 		check_work one_batch
 	fi
-	cp figure_9.csv "$results/"
 	draw
 }
