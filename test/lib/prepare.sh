@@ -13,6 +13,7 @@
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 workspace=
+uninstall=
 
 die()
 {
@@ -262,7 +263,8 @@ build()
 		$(make_arguments) "${@:2}"
 }
 
-# install_extension FOLDER [MAKE-ARGUMENT ...]. What build made; same arguments.
+# install_extension FOLDER [MAKE-ARGUMENT ...]: what build made, with the same arguments. It
+# goes into the folders of the server, where every cluster finds it.
 install_extension()
 {
 	local as=as_root
@@ -273,4 +275,21 @@ install_extension()
 	fi
 	# shellcheck disable=SC2046 # one word an argument
 	$as make --silent -C "$1" $(make_arguments) "${@:2}" install >/dev/null
+	uninstall="make -C $repository PG_CONFIG=$pg_config uninstall"
+	if [ -n "$as" ] && [ "$(id -u)" -ne 0 ]; then
+		uninstall="sudo $uninstall"
+	fi
+}
+
+# What install_extension has left on this machine, and how to remove it
+say_what_is_installed()
+{
+	[ -n "$uninstall" ] || return 0
+	cat <<-INSTALLED
+
+		The extension stays installed for every cluster of $version:
+		$("$pg_config" --pkglibdir)/idem.so and $("$pg_config" --sharedir)/extension/idem*
+		To remove it: $uninstall
+
+	INSTALLED
 }
