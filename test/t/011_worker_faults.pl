@@ -293,8 +293,8 @@ $node->reload;
 $session->quit;
 $pid = $node->safe_psql('postgres', $launcher);
 kill 'KILL', $pid;
-$node->poll_query_until('postgres',
-	"SELECT EXISTS ($launcher AND pid <> $pid)");
+$node->poll_query_until('postgres', "SELECT EXISTS ($launcher AND pid <> $pid)")
+  or die 'no launcher came';
 is_cleaned('postgres', 'cleaned after a crash');
 
 # ----- a standby -----

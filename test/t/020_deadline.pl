@@ -45,17 +45,35 @@ sub start_waiter
 			extract(epoch FROM clock_timestamp() - statement_timestamp()), result
 		FROM idem_try_claim('u', '$request', $arguments);
 	});
+	wait_until_blocked($pid);
+	return ($pid, $session);
+}
+
+# Until the statement that the backend runs has lasted that long
+sub wait_until_runs_for
+{
+	my ($pid, $seconds) = @_;
+	$node->poll_query_until('postgres',
+		"SELECT clock_timestamp() - query_start > interval '$seconds s' FROM pg_stat_activity WHERE pid = $pid")
+	  or die "the statement of $pid does not last $seconds s";
+	return;
+}
+
+sub wait_until_blocked
+{
+	my ($pid) = @_;
 	$node->poll_query_until('postgres',
 		"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $pid AND NOT granted)")
-	  or die "$request does not wait";
-	return ($pid, $session);
+	  or die "$pid does not wait for a lock";
+	return;
 }
 
 sub answer
 {
 	my ($request) = @_;
 	$node->poll_query_until('postgres',
-		"SELECT EXISTS (SELECT FROM answers WHERE request = '$request')");
+		"SELECT EXISTS (SELECT FROM answers WHERE request = '$request')")
+	  or die "no answer to $request";
 	return split /\|/, $node->safe_psql('postgres',
 		"SELECT outcome, seconds, result FROM answers WHERE request = '$request'");
 }
@@ -88,8 +106,7 @@ $second_pid = $second->query_safe('SELECT pg_backend_pid()');
 $second->query_until(qr/started/, qq{\\echo started
 	SELECT idem_claim('u', 'holders', wait => '10 min');
 });
-$node->poll_query_until('postgres',
-	"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $second_pid AND NOT granted)");
+wait_until_blocked($second_pid);
 my ($holders_pid, $holders_waiter) = start_waiter('holders', $wait);
 
 # Two who lock the row, one after the other
@@ -102,11 +119,10 @@ $locker->query_safe($lock);
 my $queued = session();
 my $queued_pid = $queued->query_safe('SELECT pg_backend_pid()');
 $queued->query_until(qr/started/, "\\echo started\n$lock;\n");
-$node->poll_query_until('postgres',
-	"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $queued_pid AND NOT granted)");
+wait_until_blocked($queued_pid);
 my ($row_pid, $row_waiter) = start_waiter('row', "'reclaim', $wait");
 
-sleep(HANDOVER);
+wait_until_runs_for($row_pid, HANDOVER);
 $saver->query_safe('RELEASE s');
 kill('STOP', $holders_pid);
 $first->query_safe('ROLLBACK');
@@ -169,7 +185,7 @@ $holder->query_safe("SELECT idem_claim('u', 'stopped')");
 my ($stopped, $stopped_waiter) = start_waiter('stopped', "wait => '1 s'");
 kill 'STOP', $stopped;
 $holder->query_safe('ROLLBACK');
-sleep(2);
+wait_until_runs_for($stopped, 2);
 kill 'CONT', $stopped;
 my ($outcome) = answer('stopped');
 like($outcome, qr/^(claimed|timed_out)$/,
@@ -183,8 +199,9 @@ $holder->quit;
 
 $node->safe_psql('postgres', "INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 s')");
 my $long = session();
-$long->query_safe('SELECT now()');
-sleep(3);
+my $began = $long->query_safe('SELECT now()');
+$node->poll_query_until('postgres', "SELECT clock_timestamp() > '$began'::timestamptz + interval '3 s'")
+  or die 'the clock stands still';
 is( $long->query_safe(q{
 		SELECT clock_timestamp() AS before \gset
 		SELECT expires_at >= :'before'::timestamptz + interval '1 s'

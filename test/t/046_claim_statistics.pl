@@ -130,13 +130,23 @@ counts(q{SELECT idem_claim('u', 'l')}, 'claimed 1', 'what expired was no longer 
 
 # ----- waits -----
 
+# Until the session waits for an event of this type
+sub wait_for_event
+{
+	my ($client, $type) = @_;
+
+	$node->poll_query_until('postgres', "SELECT wait_event_type = '$type' FROM pg_stat_activity WHERE pid = " . $client->pid)
+	  or die "the session does not wait for a $type";
+	return;
+}
+
 $session->ask('BEGIN');
 $session->ask(q{SELECT idem_claim('u', 'm')});
 my $seconds = query('SELECT wait_seconds FROM idem_stat_claims');
 counts(
 	sub {
 		$other->send(q{SELECT idem_claim('u', 'm')});
-		$node->poll_query_until('postgres', "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $other->pid);
+		wait_for_event($other, 'Lock');
 		$session->ask('COMMIT');
 		return $other->answer;
 	},
@@ -147,10 +157,10 @@ $seconds = query('SELECT wait_seconds FROM idem_stat_claims');
 counts(
 	sub {
 		$other->send(q{SELECT outcome FROM idem_try_claim('u', 'n', lease => '1 hour')});
-		$node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = " . $other->pid);
+		wait_for_event($other, 'Extension');
 		# The whole call is one wait, however often it looks.
 		$session->ask("BEGIN; SELECT idem_extend('u', 'n', $token)");
-		$node->poll_query_until('postgres', "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $other->pid);
+		wait_for_event($other, 'Lock');
 		$session->ask("SELECT idem_release('u', 'n', $token); COMMIT");
 		return $other->answer;
 	},

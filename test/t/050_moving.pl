@@ -294,7 +294,8 @@ $node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions"
   or die 'no request is executed';
 busy("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'client'");
 $_->finish for @clients;
-$node->poll_query_until('busy', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'client'");
+$node->poll_query_until('busy', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'client'")
+  or die 'a client does not end';
 
 busy(q{
 SET idem.wait = -1;
