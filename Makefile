@@ -72,7 +72,6 @@ REGRESS_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 ISOLATION := $(filter-out $(EXCLUDED),$(sort $(patsubst test/specs/%.spec,%,$(wildcard test/specs/*.spec))))
 ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=$(TESTED)
 PROVE_TESTS = test/t/*.pl
-PROVE_FLAGS = -I test/lib
 
 # SQL tests and specs share the folder expected/.
 ifneq ($(filter $(REGRESS),$(ISOLATION)),)
@@ -92,6 +91,9 @@ endif
 endif
 
 include $(PGXS)
+
+# Not PROVE_FLAGS: that is the user's, and PGXS empties it.
+PG_PROVE_FLAGS += -I test/lib
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
 
