@@ -1,4 +1,4 @@
--- Many requests in one call: one answer an element, in the order of the arrays.
+-- Many requests in one call: each element gets one answer, in the order of the arrays.
 \set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
@@ -6,12 +6,12 @@
 
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{c,a,b}');
 SELECT * FROM idem_claim_many('{batch,batch,batch,batch}', '{d,b,a,c}');
--- The order is that of the arrays, whatever the order in which they are claimed.
+-- The answers come in the order of the arrays, although the keys are claimed in another order.
 SELECT bool_and(outcome = 'claimed') AS claimed, count(*), array_agg(ordinal::bigint) = array_agg(n) AS in_order
 FROM (SELECT row_number() OVER () AS n, * FROM idem_claim_many(
 	(SELECT array_agg('batch' || i % 3) FROM generate_series(1, 200) i),
 	(SELECT array_agg(md5(i::text)) FROM generate_series(1, 200) i), 'order')) AS answers;
--- The results are those of the elements.
+-- Each element gets its own result.
 BEGIN;
 SELECT idem_claim('batch', 'e');
 SELECT idem_complete('"result of e"');
@@ -23,32 +23,32 @@ COMMIT;
 SELECT outcome FROM idem_try_claim('batch', 'h', lease => '1 hour', progress => '"not shown"');
 SELECT * FROM idem_claim_many('{batch,batch,batch,batch,batch}', '{h,g,f,e,new}', wait => '0');
 SELECT * FROM idem_claim_many('{batch,batch}', '{h,new2}', wait => '10 ms');
--- Another user, another scope
+-- The same id with another user, and in another scope, is another key.
 SELECT * FROM idem_claim_many('{batch,other}', '{e,e}');
 SELECT * FROM idem_claim_many('{batch}', '{e}', 'other');
--- As a set in the SELECT list, and some of it
+-- In the SELECT list, and with a LIMIT
 SELECT (idem_claim_many('{batch,batch}', '{e,f}')).outcome;
 SELECT ordinal FROM idem_claim_many('{batch,batch,batch}', '{i1,i2,i3}') LIMIT 1;
 SELECT idem_status('batch', 'i3') AS claimed_though_not_read;
 
--- ----- repeats: a second claim, in the order of the arrays -----
+-- ----- a key that is in the arrays twice: the later element is a second claim -----
 
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{j,j,j}');
 BEGIN;
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{k,l,k}');
--- Both are held once: complete names the key.
+-- The transaction holds each key once, and settles it by its name.
 SELECT idem_complete('batch', 'k', '1'), idem_complete('batch', 'l', '2');
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{k,l,k}');
 SAVEPOINT s;
 SELECT idem_complete('3');
 ROLLBACK TO s;
 COMMIT;
--- The first of the repeats claims, and its fingerprint is the one that counts.
+-- The first element of a key claims it, and its fingerprint is stored.
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{m,m,m}', '', ARRAY['\x01', '\x02', '\x01']::bytea[]);
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{n,n,n}', '', ARRAY[NULL, '\x02', '\x01']::bytea[]);
 SELECT fingerprint FROM idem_lookup('batch', 'm') UNION ALL SELECT fingerprint FROM idem_lookup('batch', 'n');
 
--- ----- one that is not valid harms no other -----
+-- ----- an invalid element does not affect the others -----
 
 SELECT * FROM idem_claim_many(
 	ARRAY['batch', NULL, 'batch', '', 'batch', 'batch', repeat('u', 256), 'batch', repeat('u', 255), 'batch'],
@@ -78,7 +78,7 @@ SELECT * FROM idem_claim_many('{{batch}}', NULL);
 \echo :LAST_ERROR_MESSAGE
 SELECT * FROM idem_claim_many('{batch,batch}', '{q,r}', '', ARRAY[['\x01', '\x02']]::bytea[]);
 SELECT idem_status('batch', 'q') AS nothing_claimed;
--- Bounds are of no matter.
+-- The bounds of the arrays do not matter.
 SELECT * FROM idem_claim_many('[5:6]={batch,batch}', '[-1:0]={s,t}', '', '[0:1]={"\\x01","\\x02"}');
 SELECT * FROM idem_claim_many('{batch}', '{u}', NULL);
 SELECT * FROM idem_claim_many('{batch}', '{u}', repeat('s', 256));
@@ -101,7 +101,7 @@ SELECT * FROM idem_claim_many('{batch,batch,batch}', '{v1,v2,v3}', '', ARRAY['\x
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{v1,v2,v3}', '', ARRAY[NULL, NULL, NULL]::bytea[]);
 SELECT * FROM idem_claim_many('{batch,batch,batch}', '{v1,v2,v3}');
 
--- ----- policy: that of the scope, for each element -----
+-- ----- the policy of the scope applies to each element -----
 
 CREATE FUNCTION uuid_of(moment timestamptz) RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s-%s-7abc-8abc-0123456789ab', left(ms, 8), right(ms, 4))
@@ -117,7 +117,7 @@ SELECT * FROM idem_claim_many(
 	ARRAY[:'v7', :'old', :'ahead', :'soon', upper(:'v7'), replace(:'v7', '-', ''), '{' || :'v7' || '}', overlay(:'v7' placing '4' from 15), 'x'],
 	'batch v7');
 SELECT * FROM idem_claim_many('{batch,batch}', ARRAY[:'v7', :'old'], 'batch v7');
--- What is still there answers first, however old.
+-- A row that is still stored answers, however old its key is.
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope, result)
 	VALUES (date_trunc('second', now()) - interval '1 hour', 'completed', :'old', 'batch', 'batch v7', '"old"');
 SELECT * FROM idem_claim_many('{batch,batch}', ARRAY[:'v7', :'old'], 'batch v7');
@@ -149,7 +149,7 @@ BEGIN;
 SELECT * FROM idem_claim_many('{batch,batch}', '{y1,y2}');
 ROLLBACK;
 SELECT * FROM idem_claim_many('{batch,batch}', '{y1,y2}');
--- A consumer that runs each message once
+-- A consumer that executes each message once
 CREATE TABLE messages (id text, amount int);
 CREATE TABLE balance (amount int);
 INSERT INTO messages SELECT 'message ' || i, i FROM generate_series(1, 10) i;
@@ -171,7 +171,7 @@ BEGIN;
 SELECT outcome, count(*), count(DISTINCT ordinal) FROM idem_claim_many(
 	array_fill('batch'::text, ARRAY[10000]), (SELECT array_agg('many ' || i) FROM generate_series(1, 10000) i))
 GROUP BY outcome;
--- No lock is left for each key.
+-- The transaction does not hold a lock for each key.
 SELECT count(*) < 20 AS few_locks FROM pg_locks WHERE pid = pg_backend_pid();
 COMMIT;
 SELECT count(*) FROM idem_claims WHERE request_id LIKE 'many %';

@@ -1,13 +1,13 @@
--- Claims, replays, and what one transaction sees of its own claims.
+-- Claims, replays, and what a transaction sees of its own claims.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- A marker: the first claim executes, every later one is a replay.
+-- A claim without a result (a marker): the first claim executes, each later one is a replay.
 SELECT idem_claim('u', 'marker');
 SELECT idem_claim('u', 'marker');
 SELECT outcome, result, progress, token, lease_until FROM idem_try_claim('u', 'marker');
 
--- A stored response is what the replay gets.
+-- A replay gets the stored response.
 BEGIN;
 SELECT idem_claim('u', 'stored');
 SELECT idem_complete('{"paid": 30}');
@@ -24,25 +24,26 @@ SELECT request_id, user_id, scope, state, result, token, lease_until, fingerprin
 	expires_at > clock_timestamp() + interval '59 minutes' AS remembered
 FROM idem_claims ORDER BY request_id;
 
--- User, request and scope name a request, each by itself.
+-- User, request and scope together are the key of a request.
 SELECT idem_claim('u', 'key'), idem_claim('v', 'key'), idem_claim('u', 'key', 's'),
 	idem_claim('u', 'other'), idem_claim('u', 'key', '');
 SELECT idem_claim('v', 'key'), idem_claim('u', 'key', 's');
--- They are not concatenated, compared by bytes, and not trimmed or folded.
+-- The three are compared one by one and byte by byte: not trimmed, not folded, not
+-- concatenated.
 SELECT idem_claim('ab', 'c'), idem_claim('a', 'bc'), idem_claim('AB', 'c'), idem_claim('ab', 'c ');
 
 -- Arguments by name, as applications call it
 SELECT idem_claim(user_id => 'u', request_id => 'named', scope => 'n', fingerprint => '\x01', wait => '0');
 SELECT outcome FROM idem_try_claim(request_id => 'named', user_id => 'u', scope => 'n');
 
--- A rolled-back claim has never been.
+-- ROLLBACK undoes a claim.
 BEGIN;
 SELECT idem_claim('u', 'rolled back');
 ROLLBACK;
 SELECT idem_claim('u', 'rolled back');
 
--- The second claim of a key that the transaction holds: completed, with the
--- result stored so far.
+-- A second claim of a key that the transaction holds gets completed, with the result stored
+-- so far.
 BEGIN;
 SELECT idem_claim('u', 'second');
 SELECT outcome, result FROM idem_try_claim('u', 'second');
@@ -52,11 +53,11 @@ SELECT outcome, result FROM idem_try_claim('u', 'second');
 SELECT idem_claim('u', 'second'), idem_result();
 COMMIT;
 
--- So do claims in one statement, and of a set.
+-- So does a second claim in the same statement, or of another row.
 SELECT idem_claim('u', 'one statement'), idem_claim('u', 'one statement');
 SELECT i, idem_claim('u', 'row ' || i % 3) FROM generate_series(1, 6) AS i;
 
--- A later statement of the transaction sees the row, an earlier cursor does not.
+-- A later statement of the transaction sees the row; a cursor that was opened before does not.
 BEGIN;
 DECLARE before CURSOR FOR SELECT count(*) FROM idem_claims WHERE request_id = 'seen';
 SELECT idem_claim('u', 'seen');
@@ -64,7 +65,7 @@ SELECT count(*) FROM idem_claims WHERE request_id = 'seen';
 FETCH before;
 COMMIT;
 
--- Savepoints: rolled back to, a claim is gone; released, it stays.
+-- Savepoints: ROLLBACK TO undoes a claim, RELEASE keeps it.
 BEGIN;
 SELECT idem_claim('u', 'outer');
 SAVEPOINT s;
@@ -100,7 +101,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Many savepoints, each with a claim of its own; every other one is rolled back.
+-- Many savepoints, each with a claim; every second one is rolled back.
 DO $$
 BEGIN
 	FOR i IN 1 .. 200 LOOP
@@ -115,7 +116,7 @@ BEGIN
 	RAISE NOTICE '% of 200 are claimed', (SELECT count(*) FROM idem_claims WHERE user_id = 'many');
 END $$;
 
--- An error while claiming leaves the transaction able to claim after a savepoint.
+-- After a claim that raised, and ROLLBACK TO a savepoint, the transaction can claim.
 BEGIN;
 SAVEPOINT s;
 SELECT idem_claim('u', '');
@@ -164,8 +165,9 @@ SELECT request_id FROM idem_claims WHERE user_id = 'deferred' ORDER BY 1;
 DROP TABLE work;
 DROP FUNCTION claim_deferred;
 
--- In a cursor that claims outside of a block and fails inside of it: the locks that the
--- cursor took are gone, with the table's RowExclusiveLock among them, if it was that.
+-- A cursor claims for the first time outside of a block with EXCEPTION, and fails inside of
+-- it. The rollback releases the locks that the cursor took, which can include the table's
+-- RowExclusiveLock; later claims must take it again.
 BEGIN;
 DO $$
 DECLARE
@@ -185,7 +187,7 @@ SELECT idem_claim('cursor', '1'), idem_claim('cursor', '2');
 SELECT mode FROM pg_locks WHERE relation = 'idem_claims'::regclass AND pid = pg_backend_pid() AND mode ~ 'Exclusive';
 COMMIT;
 
--- As part of a statement that changes data, and of a prepared one
+-- In the WHERE of an INSERT, and in a prepared statement
 CREATE TABLE work (id text);
 INSERT INTO work SELECT id FROM (VALUES ('a'), ('b'), ('a')) AS v (id) WHERE idem_claim('insert', id);
 TABLE work;
@@ -197,7 +199,8 @@ DEALLOCATE claim_prepared;
 COPY (SELECT idem_claim('copy', 'a')) TO STDOUT;
 DROP TABLE work;
 
--- A claim never has a NULL answer, which an IF would read as "already done".
+-- No function is strict: with a NULL argument a strict one would return NULL, and an IF would
+-- read that as "already executed".
 SELECT proname, proisstrict FROM pg_proc
 WHERE proname IN ('idem_claim', 'idem_try_claim', 'idem_complete', 'idem_fail', 'idem_forget') AND proisstrict;
 

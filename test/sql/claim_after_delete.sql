@@ -1,5 +1,5 @@
--- A transaction claims a key, removes its row by hand, and claims the key again: it holds
--- the key once. :SQLSTATE is that of the statement before.
+-- A transaction claims a key, deletes its row by hand, and claims the key again: it holds the
+-- key once. :SQLSTATE is that of the statement before.
 
 \set SHOW_CONTEXT never
 
@@ -25,7 +25,7 @@ SELECT idem_complete('"again"');
 \echo :SQLSTATE
 ROLLBACK;
 
--- With others: only they are named.
+-- With other keys: the error names each key that is held once.
 BEGIN;
 SELECT idem_claim('u', 'a'), idem_claim('u', 'k'), idem_claim('u', 'b');
 DELETE FROM idem_claims WHERE request_id = 'k';
@@ -38,7 +38,7 @@ SELECT idem_complete('3');
 SELECT request_id, result FROM idem_claims ORDER BY 1;
 ROLLBACK;
 
--- They follow savepoints: the second claim is rolled back, and the deletion with it.
+-- ROLLBACK TO undoes the second claim and the deletion.
 BEGIN;
 SELECT idem_claim('u', 'k');
 SAVEPOINT s;
@@ -49,7 +49,7 @@ ROLLBACK TO s;
 SELECT idem_complete('"first"');
 SELECT idem_result('u', 'k');
 ROLLBACK;
--- Settled in a savepoint that is rolled back: not settled, once.
+-- Settled after a savepoint, and rolled back: the key is held once and not settled.
 BEGIN;
 SELECT idem_claim('u', 'k');
 DELETE FROM idem_claims WHERE request_id = 'k';
@@ -64,7 +64,7 @@ SELECT idem_result('u', 'k');
 SELECT idem_complete('"again"');
 \echo :SQLSTATE
 ROLLBACK;
--- Claimed again in a savepoint that stays
+-- Claimed again after a savepoint that is released
 BEGIN;
 SELECT idem_claim('u', 'k');
 DELETE FROM idem_claims WHERE request_id = 'k';

@@ -1,9 +1,10 @@
--- Removing expired claims: one batch in the caller's transaction, and all.
+-- Removing expired claims: idem_cleanup() removes one batch in the caller's transaction,
+-- idem_cleanup_all() removes all.
 -- :SQLSTATE is that of the statement before.
 
 \set SHOW_CONTEXT never
 
--- n claims, all of them expired, each an hour before the one before
+-- n expired claims; each expired an hour before the previous one
 CREATE FUNCTION pg_temp.expired(n int) RETURNS void LANGUAGE sql AS $$
 	TRUNCATE idem_claims;
 	INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
@@ -16,7 +17,7 @@ SELECT string_agg(request_id, ' ' ORDER BY least(expires_at, now()) DESC, reques
 SELECT idem_cleanup();
 CALL idem_cleanup_all();
 
--- Only what has expired goes, whatever its state and scope.
+-- A cleanup removes expired claims only, of every state and scope.
 SELECT idem_claim('u', 'live');
 SELECT idem_claim('u', i::text, 's') FROM generate_series(1, 3) AS i;
 BEGIN;
@@ -26,7 +27,7 @@ INSERT INTO idem_scopes (scope, expired, failed) VALUES ('s', 'reclaim', 'retrya
 SELECT idem_cleanup();
 UPDATE idem_claims SET expires_at = now() - interval '1 s' WHERE scope = 's';
 UPDATE idem_claims SET expires_at = now() + interval '1 hour' WHERE request_id = '3';
--- protect: until it is removed it guards.
+-- expired = protect: a claim guards until a cleanup removes it.
 UPDATE idem_scopes SET expired = 'protect', failed = 'terminal';
 SELECT idem_claim('u', '1', 's'), idem_status('u', 'failed', 's');
 SELECT idem_cleanup();
@@ -35,7 +36,7 @@ SELECT idem_claim('u', '1', 's'), idem_claim('u', 'failed', 's'), idem_claim('u'
 SELECT idem_cleanup();
 TRUNCATE idem_claims, idem_scopes;
 
--- A batch has its size, and takes the oldest first.
+-- A batch has the size that is asked for, and removes the oldest claims first.
 SELECT pg_temp.expired(10);
 SELECT idem_cleanup(3);
 TABLE pg_temp.left_over;
@@ -56,7 +57,7 @@ SELECT idem_cleanup(1000001);
 CALL idem_cleanup_all(0);
 \echo :SQLSTATE
 
--- It goes with its transaction, in which its rows are gone at once.
+-- The batch is part of its transaction, and the rows are gone for its next statement.
 SELECT pg_temp.expired(4);
 BEGIN;
 SELECT idem_cleanup(2);
@@ -68,7 +69,7 @@ SELECT idem_cleanup();
 TABLE pg_temp.left_over;
 ROLLBACK TO s;
 TABLE pg_temp.left_over;
--- What is removed can be claimed in the same transaction, and is held.
+-- The same transaction can claim a key that it removed, and then holds it.
 SELECT idem_claim('u', '4') AS removed, idem_claim('u', '1') AS still_there;
 SELECT idem_complete('"executed again"');
 SELECT idem_cleanup();
@@ -80,26 +81,26 @@ BEGIN;
 SELECT idem_cleanup();
 ROLLBACK;
 TABLE pg_temp.left_over;
--- Also an expired claim of its own
+-- A cleanup also removes an expired claim of its own transaction.
 BEGIN;
 SELECT idem_claim('u', 'own');
 UPDATE idem_claims SET expires_at = '2019-01-01 UTC' WHERE request_id = 'own';
 SELECT idem_cleanup(1);
 TABLE pg_temp.left_over;
 ROLLBACK;
--- A cursor that was opened before still sees them.
+-- A cursor that was opened before still sees the rows.
 BEGIN;
 DECLARE before CURSOR FOR SELECT request_id FROM idem_claims ORDER BY 1;
 SELECT idem_cleanup();
 FETCH ALL FROM before;
 COMMIT;
 
--- Large results go with their rows.
+-- Large results are removed with their rows.
 SELECT idem_claim('u', 'large'), idem_claim('u', 'large 2');
 UPDATE idem_claims SET result = (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 2000) AS i), expires_at = '2020-01-01';
 SELECT idem_cleanup();
 
--- All of them, in batches that are committed one by one
+-- All of them, in batches that are committed one after the other
 SELECT pg_temp.expired(1000);
 SELECT idem_claim('u', 'live');
 CALL idem_cleanup_all(7);
@@ -112,14 +113,14 @@ SELECT count(*) FROM idem_claims;
 SELECT pg_temp.expired(1000);
 CALL idem_cleanup_all();
 SELECT count(*) FROM idem_claims;
--- It commits, so it does not go together with a transaction block.
+-- It commits, so it raises an error in a transaction block.
 SELECT pg_temp.expired(3);
 BEGIN;
 CALL idem_cleanup_all();
 \echo :SQLSTATE
 ROLLBACK;
 TABLE pg_temp.left_over;
--- From another procedure
+-- Called by another procedure
 CREATE PROCEDURE clean_and_claim() LANGUAGE plpgsql AS $$
 BEGIN
 	CALL idem_cleanup_all(1);
@@ -128,7 +129,7 @@ END $$;
 CALL clean_and_claim();
 DROP PROCEDURE clean_and_claim;
 
--- One step of that: the caller's cutoff never takes a claim before its time.
+-- One step of it: no claim is removed before it expires, whatever cutoff the caller gives.
 SELECT pg_temp.expired(3);
 SELECT idem_claim('u', 'live');
 SELECT rows_deleted, more, next_start = '2019-01-01 UTC' AS up_to_the_cutoff FROM idem_cleanup_step(2, '-infinity', '2019-01-01 UTC');
@@ -137,16 +138,16 @@ TABLE pg_temp.left_over;
 SELECT rows_deleted, more, next_start <= clock_timestamp() AS from_now FROM idem_cleanup_step(NULL, NULL, NULL);
 TABLE pg_temp.left_over;
 
--- What this transaction has locked itself is not skipped.
+-- A row that this transaction has locked is not skipped.
 SELECT pg_temp.expired(3);
 BEGIN;
 SELECT request_id FROM idem_claims WHERE request_id = '2' FOR UPDATE;
 SELECT idem_cleanup();
 ROLLBACK;
 
--- Wherever the index is looked at from: it has no entries of what is gone.
+-- A scan of either index finds no removed row.
 SELECT pg_temp.expired(500);
--- A batch takes a second at most: a slow server removes fewer.
+-- A batch ends after a second: a slow server removes fewer rows.
 SELECT idem_cleanup(400) AS cleaned \gset
 SELECT :cleaned BETWEEN 1 AND 400 AS cleaned;
 SET enable_seqscan = off;

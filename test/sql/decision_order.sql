@@ -1,9 +1,9 @@
--- The order of decisions of a claim: every stored row, under every policy, asked
--- for in every way.  The expectation is the contract's order, written in SQL; the
--- answer must be the same whichever function asks.
+-- The order of decisions of a claim: every stored row, under every policy, claimed by every
+-- function. The expected outcome is the order of the contract, written in SQL; every function
+-- must give the same answer.
 \set SHOW_CONTEXT never
 
--- Committed, since a row of our own transaction is another matter
+-- Committed rows; for a row of the same transaction other rules apply, see below.
 CREATE TABLE cases AS
 SELECT row_number() OVER () AS id, *
 FROM (VALUES ('absent', NULL, NULL), ('completed', NULL, NULL), ('failed', NULL, NULL),
@@ -27,9 +27,9 @@ UPDATE cases SET
 		FROM (SELECT lpad(to_hex((extract(epoch FROM clock_timestamp() +
 			CASE key WHEN 'old' THEN interval '-2 days' WHEN 'ahead' THEN interval '1 hour' ELSE interval '0' END) * 1000)::bigint), 12, '0') AS ms) AS t),
 	expected = CASE
-		-- 1: the arguments
+		-- Decision 1: the arguments
 		WHEN key_time = 'uuidv7' AND key IN ('ahead', 'no uuid') THEN 'invalid'
-		-- 3 and 9: absent, or as if
+		-- 3 and 9: the row is absent, or counts as absent
 		WHEN state = 'absent' OR (is_expired AND expired = 'reclaim'
 			AND NOT (state = 'in_progress' AND (lease = 'live' OR lapsed = 'unknown')))
 			THEN CASE WHEN key_time = 'uuidv7' AND key = 'old' THEN 'stale' ELSE 'claimed' END
@@ -47,7 +47,7 @@ UPDATE cases SET
 		ELSE 'claimed'
 	END::idem_outcome;
 
--- As if the policies had always been there; only a subscriber's guard can be set.
+-- As if the policies had always existed: guarded_since can only be set by a replica.
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, failed, lapsed, expired, key_time, guarded_since)
 	SELECT DISTINCT scope, interval '1 day', failed, lapsed, expired, key_time, timestamptz '2001-01-01' FROM cases;
@@ -59,7 +59,7 @@ INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user
 		state::idem_state, request, 'decisions', scope, stored_fingerprint
 	FROM cases WHERE state <> 'absent';
 
--- What one call answers.  Its claim is undone.
+-- The answer of one call, whose claim is then undone
 CREATE FUNCTION ask(call text, c cases) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
@@ -76,7 +76,7 @@ BEGIN
 		WHEN 'idem_claim_many, no fingerprints' THEN
 			SELECT outcome INTO answer FROM idem_claim_many(ARRAY['decisions'], ARRAY[c.request], c.scope, wait => '0');
 	END CASE;
-	-- An element that is not valid asks for no key.
+	-- An invalid element of a batch does not claim a key.
 	IF answer <> 'invalid' AND (answer = 'claimed') <> (idem_status() = 'claimed') THEN
 		answer := 'claimed, but idem_status() = ' || idem_status();
 	END IF;
@@ -98,7 +98,7 @@ UNION ALL
 SELECT id, 'idem_claim_many, no fingerprints', ask('idem_claim_many, no fingerprints', c)
 FROM cases c WHERE fingerprint IS NULL;
 
--- Deviations: none
+-- No answer differs from the expected one.
 SELECT call, state, lease, is_expired, stored_fingerprint, fingerprint, failed, lapsed, expired, key_time, key, expected, answer
 FROM cases JOIN answers USING (id)
 WHERE answer IS DISTINCT FROM expected::text
@@ -107,7 +107,7 @@ SELECT call, count(*) AS cases, count(*) FILTER (WHERE answer IS DISTINCT FROM e
 FROM cases JOIN answers USING (id) GROUP BY call ORDER BY call;
 SELECT expected, count(*) FROM cases GROUP BY expected ORDER BY expected;
 
--- ----- a key of our own transaction, which is never waited for -----
+-- ----- a key that the same transaction holds: no call waits for it -----
 
 CREATE FUNCTION ask_own(call text, held text, c cases) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,7 +128,7 @@ EXCEPTION
 		RETURN answer;
 END $$;
 
--- An absent key with a new id, under the policies that could matter
+-- An absent key with a new id, under the policies that could make a difference
 SELECT held, fingerprint, failed, string_agg(DISTINCT answer, ', ') AS answers, count(*)
 FROM (SELECT held, fingerprint, failed, ask_own(call, held, c) AS answer
 	FROM cases c,

@@ -1,9 +1,8 @@
--- Ids, scopes and fingerprints: what is taken, what is refused, what is equal.
+-- Ids, scopes and fingerprints: which are accepted, which are refused, which are equal.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- A NULL, empty or over-long id is an error in every function, never a NULL
--- result.
+-- A NULL, empty or too long id is an error in every function; no function returns NULL for it.
 DO $$
 DECLARE
 	call text;
@@ -31,7 +30,7 @@ BEGIN
 		END LOOP;
 	END LOOP;
 END $$;
--- Settling takes the ids in other places.
+-- The settling functions have other arguments after the ids.
 SELECT idem_complete(NULL, 'r', '1');
 \echo :SQLSTATE
 SELECT idem_complete('u', '', '1');
@@ -44,22 +43,22 @@ SELECT idem_fail('u', 'r', '1', scope => repeat('s', 256));
 \echo :SQLSTATE
 SELECT count(*) AS claimed FROM idem_claims;
 
--- 255 bytes are not too long, in all three parts at once; only the last one
--- differs.
+-- 255 bytes are allowed, in all three parts at once. Keys that differ only in the last byte of
+-- one part are different keys.
 SELECT idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 255)),
 	idem_claim(repeat('u', 254) || 'x', repeat('r', 255), repeat('s', 255)),
 	idem_claim(repeat('u', 255), repeat('r', 254) || 'x', repeat('s', 255)),
 	idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 254) || 'x');
 SELECT idem_claim(repeat('u', 255), repeat('r', 255), repeat('s', 255)),
 	idem_status(repeat('u', 255), repeat('r', 255), repeat('s', 255));
--- Bytes are counted, not characters.
+-- The limit counts bytes, not characters.
 SELECT idem_claim('u', repeat('é', 127) || 'x');
 SELECT idem_claim('u', repeat('é', 128));
 \echo :SQLSTATE
 -- White space is an id.
 SELECT idem_claim(' ', ' ', ' '), idem_claim(' ', ' ', '  ');
 
--- How a text is stored makes no difference.
+-- It does not matter how the table stores the text.
 CREATE TABLE ids (id text);
 ALTER TABLE ids ALTER id SET STORAGE EXTERNAL;
 INSERT INTO ids VALUES ('short'), (repeat('long ', 50));
@@ -67,19 +66,19 @@ SELECT idem_claim('stored', id) FROM ids;
 SELECT idem_claim('stored', 'short'), idem_claim('stored', repeat('long ', 50));
 DROP TABLE ids;
 
--- Ids of other types are cast; a uuid has one spelling only.
+-- Ids of other types are cast to text. A uuid that is cast has one spelling only.
 SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01'::uuid::text);
 SELECT idem_claim('u', '{0193a1f27d437c5e9a105f7c2e1b8a01}'::uuid::text);
 SELECT idem_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01');
 SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01') AS as_text_it_is_another;
 SELECT idem_claim(42::text, 7::text), idem_claim('42', '7');
--- An uncast one is refused before anything is claimed.
+-- An id of another type that is not cast is refused before anything is claimed.
 \set VERBOSITY sqlstate
 SELECT idem_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a02'::uuid);
 \set VERBOSITY default
 SELECT idem_status('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a02') IS NULL AS not_claimed;
 
--- Fingerprints: equal jsonb, equal fingerprint
+-- Fingerprints: equal jsonb has an equal fingerprint.
 SELECT a, b, idem_fingerprint(a::jsonb) = idem_fingerprint(b::jsonb) AS equal
 FROM (VALUES
 	('{"a": 1, "b": 2}', '{"b":2,   "a":1}'),
@@ -92,7 +91,7 @@ FROM (VALUES
 	('[1, [2.50]]', '[1.0, [2.5]]'),
 	('"é"', '"\u00e9"'),
 	('"/"', '"\/"')) AS v (a, b);
--- Others differ, each from each.
+-- Different jsonb has different fingerprints.
 WITH v AS (
 	SELECT j, row_number() OVER () AS n FROM unnest(ARRAY['null', 'true', 'false', '1', '10', '-1', '"1"', '""', '"null"', '[]', '{}', '[1]',
 		'[[]]', '[{}]', '[null]', '[1, 2]', '[2, 1]', '[12]', '["1", "2"]', '["1,2"]', '["1\",\"2"]', '{"a": 1}',
@@ -101,13 +100,13 @@ WITH v AS (
 	]) AS j)
 SELECT count(*) AS pairs, count(*) FILTER (WHERE idem_fingerprint(x.j::jsonb) = idem_fingerprint(y.j::jsonb)) AS equal
 FROM v AS x JOIN v AS y ON x.n < y.n;
--- It is stored: what it is must never change.
+-- Fingerprints are stored, so the function must never change.
 SELECT idem_fingerprint('{"b": [1.50, null, "x", true], "a": {}, "long key": "\"\n"}')
 	= sha256(convert_to('{"a":{},"b":[1.5,null,"x",true],"long key":"\"\n"}', 'UTF8')) AS as_documented;
 SELECT encode(idem_fingerprint('1'), 'hex');
 SELECT idem_fingerprint(NULL) IS NULL AS none;
 
--- Compared where both sides have one
+-- Fingerprints are compared only if the row and the call both have one.
 SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"amount": 30.0, "to": 7}'));
 SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"to": 7, "amount": 30}'));
 SELECT idem_claim('u', 'with') AS the_caller_has_none;
@@ -122,12 +121,12 @@ SELECT idem_claim('u', 'own', fingerprint => '\x01');
 SELECT outcome FROM idem_try_claim('u', 'own', fingerprint => '\x02');
 SELECT outcome FROM idem_try_claim('u', 'own', fingerprint => '\x01');
 COMMIT;
--- A prefix is not equal, and every byte counts.
+-- Every byte counts, and so does the length.
 SELECT idem_claim('u', 'bytes', fingerprint => '\x0001');
 SELECT outcome FROM (VALUES ('\x00'::bytea), ('\x000100'), ('\x0101'), ('\x0002'), ('\x0001')) AS v (f),
 	idem_try_claim('u', 'bytes', fingerprint => f);
 
--- 1 to 64 bytes
+-- A fingerprint has 1 to 64 bytes.
 SELECT idem_claim('u', 'f0', fingerprint => '\x');
 \echo :SQLSTATE
 SELECT idem_claim('u', 'f1', fingerprint => '\x00');

@@ -1,5 +1,5 @@
--- A lease and its token: claim, extend, fence, settle, release, heal.  Nothing
--- lapses here; takeover.sql does that.
+-- A lease and its token: claim, extend, fence, settle, release, heal. Leases that lapse are in
+-- takeover.sql.
 \set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
@@ -17,7 +17,7 @@ FROM idem_try_claim('lease', 'a', '', '\x01', NULL, '1 hour', '{"step": 1}');
 SELECT token AS a FROM idem_claims WHERE user_id = 'lease' AND request_id = 'a' \gset
 TABLE leased;
 
--- Whoever comes is told what there is, but not the token.
+-- Another claim gets the progress and the end of the lease, but not the token.
 SELECT outcome, result, progress, token, expires_at IS NOT NULL AS remembered, lease_until > clock_timestamp() AS live
 FROM idem_try_claim('lease', 'a', wait => '0');
 SELECT outcome, token FROM idem_try_claim('lease', 'a', wait => '0', lease => '1 hour', progress => '"other"');
@@ -28,21 +28,21 @@ SELECT idem_claim('lease', 'a', wait => '5 ms');
 SELECT idem_claim('lease', 'a', '', '\x02');
 SELECT idem_status('lease', 'a'), idem_result('lease', 'a');
 SELECT state, fingerprint, result, progress, lease_until > clock_timestamp() AS live FROM idem_lookup('lease', 'a');
--- An element of a batch has no progress.
+-- A batch does not return progress.
 SELECT * FROM idem_claim_many('{lease}', '{a}', wait => '0');
 
--- The lease can be longer than the ttl: the row is there until its end at least.
+-- A lease can be longer than the ttl: the row stays until the lease ends, or longer.
 INSERT INTO idem_scopes (scope, lease_max) VALUES ('long', '100 days'), ('short', '1 min');
 SELECT expires_at >= lease_until AS remembered, lease_until > clock_timestamp() + interval '99 days' AS long
 FROM idem_try_claim('lease', 'long', 'long', lease => '100 days');
--- It cannot be longer than the scope allows, or the setting.
+-- A lease cannot be longer than lease_max of the scope, or idem.lease_max.
 SELECT idem_try_claim('lease', 'x', 'long', lease => '100 days 1 us');
 SELECT idem_try_claim('lease', 'x', lease => '1 day 1 us');
 SELECT outcome FROM idem_try_claim('lease', 'day', lease => '24 hours');
 SELECT token AS short FROM idem_try_claim('lease', 'short', 'short', lease => '1 min') \gset
 SELECT idem_extend('lease', 'short', :short, '61 s', scope => 'short');
 SELECT idem_extend('lease', 'short', :short, '1 min', scope => 'short') > now() AS extended;
--- What the operator has set is not the caller's to be refused.
+-- lease_max does not limit the default length that the operator gave the scope.
 UPDATE idem_scopes SET lease = '2 min' WHERE scope = 'short';
 SELECT idem_extend('lease', 'short', :short, scope => 'short') > now() + interval '119 s' AS extended;
 DELETE FROM idem_claims WHERE request_id IN ('day', 'short');
@@ -82,7 +82,7 @@ SELECT idem_complete('lease', 'a', '1', 0);
 SELECT idem_fail('lease', 'a', '1', -1);
 SELECT idem_heal('lease', '', '1');
 SELECT idem_heal('lease', 'a', '1', NULL);
--- Without a token only the transaction that claimed it may settle.
+-- Without a token only the transaction that claimed the lease can settle it.
 SELECT idem_complete('lease', 'a', '1', NULL);
 SELECT idem_fail('lease', 'a', '1');
 TABLE leased;
@@ -92,7 +92,7 @@ TABLE leased;
 SELECT idem_extend('lease', 'a', :a, '2 hours') AS until \gset
 SELECT lease_until = :'until' AS stored, lease_until > clock_timestamp() + interval '119 min' AS two_hours, progress
 FROM idem_lookup('lease', 'a');
--- It can be shortened; what was promised cannot.  NULL: the scope's lease.
+-- A lease can be shortened, but expires_at never moves back. NULL: the length of the scope.
 SELECT expires_at AS promised FROM idem_lookup('lease', 'a') \gset
 SELECT idem_extend('lease', 'a', :a, progress => '{"step": 2}') < clock_timestamp() + interval '31 s' AS short;
 SELECT expires_at = :'promised' AS kept, progress FROM idem_lookup('lease', 'a');
@@ -133,7 +133,7 @@ SELECT idem_heal('lease', 'a', '{"paid": 3}') AS healed;
 SELECT outcome, result, progress, token FROM idem_try_claim('lease', 'a');
 SELECT outcome, result FROM idem_try_claim('lease', 'a', lease => '1 hour');
 SELECT idem_claim('lease', 'a'), idem_status('lease', 'a'), idem_result('lease', 'a');
--- A marker: NULL is no result, and differs from a JSON null.
+-- Completed without a result: NULL is no result, and differs from a JSON null.
 SELECT idem_complete('lease', 'b', NULL, :b);
 SELECT idem_complete('lease', 'b', NULL, :b) AS identical;
 SELECT idem_complete('lease', 'b', 'null', :b);
@@ -160,7 +160,7 @@ SELECT token AS d FROM idem_try_claim('lease', 'd', '', '\x01', NULL, '1 hour', 
 SELECT idem_release('lease', 'd', :d);
 SELECT idem_release('lease', 'd', :d) AS again;
 SELECT idem_status('lease', 'd');
--- Nothing is left of it: another fingerprint, no progress.
+-- The row is deleted: the next claim can have another fingerprint, and gets no progress.
 SELECT outcome, progress, token > :d AS grows FROM idem_try_claim('lease', 'd', '', '\x02', NULL, '1 hour');
 SELECT token AS d2 FROM idem_claims WHERE user_id = 'lease' AND request_id = 'd' \gset
 SELECT idem_extend('lease', 'd', :d);
@@ -169,7 +169,7 @@ SELECT idem_fence('lease', 'd', :d);
 SELECT idem_complete('lease', 'd', '1', :d);
 SELECT idem_fail('lease', 'd', '1', :d);
 SELECT idem_release('lease', 'd', :d2);
--- What is not there has no holder, but for a release, which is done.
+-- Without a row a call raises ID410, but for a repeated idem_release(): see above.
 SELECT idem_extend('lease', 'd', :d2);
 SELECT idem_fence('lease', 'd', :d2);
 SELECT idem_complete('lease', 'd', '1', :d2);
@@ -185,7 +185,8 @@ SELECT token AS e FROM idem_try_claim('lease', 'e', lease => '1 hour') \gset
 SELECT idem_heal('lease', 'e', '"found"');
 SELECT idem_heal('lease', 'e', '"found"') AS again, idem_heal('lease', 'e', '"else"') AS other;
 SELECT * FROM leased WHERE request_id = 'e';
--- Its holder learns that it is done, not that it lost anything; but cannot go on.
+-- The holder of a healed request gets false from a settling call, not an error; but it cannot
+-- extend or fence.
 SELECT idem_complete('lease', 'e', '"found"', :e) AS same, idem_complete('lease', 'e', '"mine"', :e) AS mine;
 SELECT idem_fail('lease', 'e', '"mine"', :e);
 SELECT idem_extend('lease', 'e', :e);
@@ -193,7 +194,7 @@ SELECT idem_fence('lease', 'e', :e);
 SELECT idem_release('lease', 'e', :e);
 SELECT idem_complete('lease', 'e', '"found"', :d2);
 SELECT outcome, result FROM idem_try_claim('lease', 'e');
--- Rolled back, it has not healed.
+-- ROLLBACK undoes a heal.
 SELECT token AS f FROM idem_try_claim('lease', 'f', lease => '1 hour') \gset
 BEGIN;
 SELECT idem_heal('lease', 'f', '1');
@@ -236,7 +237,7 @@ SELECT idem_fail('"short"');
 COMMIT;
 SELECT * FROM leased WHERE request_id = 'i';
 
--- Only what this transaction claimed: a lease of an earlier one needs its token.
+-- The short forms do not settle a lease of an earlier transaction: that needs its token.
 SELECT token AS j FROM idem_try_claim('lease', 'j', lease => '1 hour') \gset
 SELECT idem_complete('"short"');
 BEGIN;
@@ -247,7 +248,7 @@ SELECT idem_complete('"short"');
 COMMIT;
 SELECT * FROM leased WHERE request_id IN ('j', 'k');
 
--- Two of them: no guess.
+-- With two keys the short forms raise an error.
 BEGIN;
 SELECT idem_claim('lease', 'l');
 SELECT outcome FROM idem_try_claim('lease', 'm', lease => '1 hour');
@@ -260,7 +261,7 @@ SELECT idem_complete('"l"');
 COMMIT;
 SELECT * FROM leased WHERE request_id IN ('l', 'm');
 
--- Released in the transaction that claimed it, and claimed anew
+-- Released in the transaction that claimed it, and claimed again
 BEGIN;
 SELECT token AS n FROM idem_try_claim('lease', 'n', lease => '1 hour') \gset
 SELECT idem_release('lease', 'n', :n);
@@ -298,7 +299,7 @@ SELECT idem_complete('"kept"');
 COMMIT;
 SELECT * FROM leased WHERE request_id = 'p';
 
--- Settling is undone with its transaction; so are progress and release.
+-- ROLLBACK undoes settling, progress and release.
 SELECT token AS q FROM idem_try_claim('lease', 'q', lease => '1 hour', progress => '1') \gset
 BEGIN;
 SELECT idem_extend('lease', 'q', :q, '1 hour', '2') IS NOT NULL AS extended;
@@ -316,7 +317,7 @@ SELECT idem_complete('lease', 'q', '"kept"', :q);
 COMMIT;
 SELECT * FROM leased WHERE request_id = 'q';
 
--- A fenced transaction may extend and settle its own lease.
+-- After the fence the same transaction can extend and settle the lease.
 SELECT token AS r FROM idem_try_claim('lease', 'r', lease => '1 hour') \gset
 BEGIN;
 SELECT idem_fence('lease', 'r', :r);
@@ -331,7 +332,7 @@ SELECT idem_complete('lease', 'r', '"fenced"', :r);
 COMMIT;
 SELECT * FROM leased WHERE request_id = 'r';
 
--- So is release, fail and heal of what this transaction has locked.
+-- It can also release, fail and heal it.
 SELECT token AS r FROM idem_try_claim('lease', 'r2', lease => '1 hour') \gset
 BEGIN;
 SELECT idem_fence('lease', 'r2', :r);
@@ -352,7 +353,7 @@ SELECT idem_forget('lease', 'r2');
 ROLLBACK;
 SELECT * FROM leased WHERE request_id = 'r2';
 
--- ----- a lease where a transaction holds the key, and the other way round -----
+-- ----- a lease of a key that the transaction has claimed, and the other way round -----
 
 BEGIN;
 SELECT idem_claim('lease', 's');
@@ -362,7 +363,7 @@ SELECT outcome, result, token FROM idem_try_claim('lease', 's', lease => '1 hour
 COMMIT;
 BEGIN;
 SELECT outcome FROM idem_try_claim('lease', 't', lease => '1 hour');
--- Never waited for, as it is our own.
+-- A claim does not wait for a lease of its own transaction.
 SELECT outcome, result FROM idem_try_claim('lease', 't', wait => '1 hour');
 SAVEPOINT s;
 SELECT idem_claim('lease', 't', wait => '1 hour');
@@ -413,7 +414,7 @@ SELECT idem_heal('lease', 'x', '1');
 SELECT idem_extend('lease', 'g', :g, progress => to_jsonb(repeat('x', 40)), scope => 'capped');
 SELECT idem_try_claim('lease', 'x', 'capped', lease => '1 hour', progress => to_jsonb(repeat('x', 40)));
 SELECT idem_try_claim('lease', 'x', lease => '2 days');
--- The first that is found
+-- Two arguments are wrong: the error is about the first.
 SELECT idem_try_claim('lease', 'x', 'capped', lease => '1 day 1 s 20 us', progress => to_jsonb(repeat('x', 40)));
 SELECT idem_extend('lease', 'x', 1, lease => '100 days 0.5 s', scope => 'long');
 

@@ -1,8 +1,8 @@
--- Reading what is stored of a request, and forgetting it.
+-- Reading the stored row of a request, and forgetting it.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- Nothing is stored
+-- No row is stored.
 SELECT idem_status('u', 'none') IS NULL AS no_status, idem_result('u', 'none') IS NULL AS no_result;
 SELECT * FROM idem_lookup('u', 'none');
 SELECT count(*) FROM idem_lookup('u', 'none');
@@ -17,22 +17,22 @@ SELECT r, idem_status('u', r), idem_result('u', r), state, lease_until, fingerpr
 FROM unnest(ARRAY['failed', 'marker', 'result']) AS r, idem_lookup('u', r) ORDER BY r;
 SELECT idem_status('u', 'result', 's'), idem_result('u', 'result', 's'), state, fingerprint, result
 FROM idem_lookup('u', 'result', 's');
--- All but the token
+-- idem_lookup() returns all columns but the token.
 SELECT array_agg(a ORDER BY a COLLATE "C") FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'idem_lookup')) AS a;
 
--- Like a table in a query: a statement does not see what it claims itself.
+-- Like a query of a table, it does not see what its own statement claims.
 BEGIN;
 SELECT idem_claim('u', 'one statement'), idem_status('u', 'one statement');
 SELECT idem_status('u', 'one statement');
 ROLLBACK;
 SELECT idem_status('u', 'one statement');
 
--- Looking is no claim call, and needs no claim.
+-- idem_status(user, request) does not count as a claim call, and needs none before it.
 SELECT idem_status('u', 'marker');
 SELECT idem_status();
 \echo :SQLSTATE
 
--- Forgotten, a request can be executed again.
+-- A forgotten request can be executed again.
 SELECT idem_forget('u', 'none');
 SELECT idem_forget('u', 'result') AS in_another_scope;
 SELECT idem_forget('u', 'result', 's');
@@ -42,7 +42,7 @@ SELECT idem_claim('u', 'result', 's', '\x03') AS also_with_another_fingerprint;
 SELECT idem_forget('u', 'failed'), idem_claim('u', 'failed');
 SELECT count(*) FROM idem_claims WHERE request_id IN ('result', 'failed');
 
--- With its transaction
+-- Forgetting is part of the transaction.
 BEGIN;
 SELECT idem_forget('u', 'marker');
 SELECT idem_forget('u', 'marker');
@@ -57,7 +57,7 @@ SELECT idem_claim('u', 'marker'), idem_complete('"and again"');
 COMMIT;
 SELECT idem_result('u', 'marker'), count(*) FROM idem_claims WHERE request_id = 'marker';
 
--- A claim of its own: then the transaction does not hold it any more.
+-- A transaction that forgets its own claim no longer holds the key.
 BEGIN;
 SELECT idem_claim('u', 'own');
 SELECT idem_forget('u', 'own');
@@ -71,7 +71,7 @@ SELECT idem_complete('"the only one left"');
 SELECT idem_complete('u', 'own', '1');
 \echo :SQLSTATE
 ROLLBACK;
--- Claimed anew, it is held anew; as far as savepoints survive.
+-- It can claim the key again, and holds it unless a savepoint is rolled back.
 BEGIN;
 SELECT idem_claim('u', 'own');
 SAVEPOINT s;

@@ -1,4 +1,4 @@
--- Four ways to lose an execution: each wrong, and right. See the README.
+-- Four ways to lose an execution: each in the wrong and in the right form. See the README.
 \set SHOW_CONTEXT never
 
 CREATE TABLE orders (id text PRIMARY KEY, item text, shipped bool NOT NULL DEFAULT false);
@@ -8,16 +8,16 @@ INSERT INTO orders VALUES ('o1', 'book'), ('o2', 'pen');
 INSERT INTO stock VALUES ('pen', 1);
 INSERT INTO accounts VALUES (1, 100);
 
--- ----- 1. a claim as a filter in a join: a marker for a row that the join drops -----
+-- ----- 1. a claim as a filter in a join: it claims for a row that the join drops -----
 
--- Wrong: o1 is claimed though there is no book, so that it is never shipped.
+-- Wrong: o1 is claimed although there is no book, and so it is never shipped.
 SELECT o.id FROM orders o LEFT JOIN stock s USING (item) WHERE idem_claim('wrong 1', o.id) AND s.n > 0;
 INSERT INTO stock VALUES ('book', 1);
 SELECT o.id FROM orders o LEFT JOIN stock s USING (item) WHERE idem_claim('wrong 1', o.id) AND s.n > 0;
 SELECT request_id AS marked FROM idem_claims WHERE user_id = 'wrong 1' ORDER BY 1;
 DELETE FROM stock WHERE item = 'book';
 
--- Right: first find and lock what is to be done, then claim it row by row.
+-- Right: find and lock the rows first, then claim them one by one.
 CREATE PROCEDURE ship() LANGUAGE plpgsql AS $$
 DECLARE
 	o record;
@@ -36,10 +36,10 @@ CALL ship();
 CALL ship();
 SELECT * FROM orders ORDER BY id;
 
--- ----- 2. (idem_try_claim(...)).*: one call a column -----
+-- ----- 2. (idem_try_claim(...)).*: the function is called once for each column -----
 
--- Wrong: the first column says claimed, the others come from later calls, and
--- another column than the first says that it was done.
+-- Wrong: the first column is claimed, and the other columns come from later calls, which
+-- answer completed.
 CREATE FUNCTION counted_claim(text, OUT outcome idem_outcome, OUT result jsonb) LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE NOTICE 'called';
@@ -55,7 +55,8 @@ DROP FUNCTION counted_claim;
 
 -- ----- 3. a claim in autocommit, before the work -----
 
--- Wrong: the claim is committed, the work fails, the retry is told it was done.
+-- Wrong: the claim commits, the work fails, and the retry gets the answer that the request was
+-- executed.
 SELECT idem_claim('wrong 3', 'r');
 UPDATE accounts SET balance = balance - 1000 WHERE id = 1;
 UPDATE accounts SET balance = 1000 WHERE id = 1;
@@ -95,7 +96,7 @@ UPDATE accounts SET balance = 100 WHERE id = 1;
 CALL pay_wrongly('r');
 SELECT balance FROM accounts;
 
--- Right: the claim is in the block, so that both go
+-- Right: the claim is in the block, and the handler rolls back both,
 CREATE PROCEDURE pay(request text) LANGUAGE plpgsql AS $$
 BEGIN
 	IF idem_claim('right 4', request) THEN

@@ -1,6 +1,6 @@
--- The library where its SQL objects are missing, come, go, or are elsewhere.
--- :SQLSTATE is that of the statement before.
--- From 18 on an error says where in the install script it was.
+-- The library, when its SQL objects are missing, are created, are dropped, or are in another
+-- schema. For the C edition. :SQLSTATE is that of the statement before.
+-- From PostgreSQL 18 on the CONTEXT of an error names the place in the install script.
 \set SHOW_CONTEXT never
 
 CREATE FUNCTION lone_claim(text, text, text DEFAULT '', bytea DEFAULT NULL, interval DEFAULT NULL) RETURNS bool
@@ -11,7 +11,7 @@ CREATE FUNCTION lone_result(text, text, text DEFAULT '') RETURNS jsonb AS '$libd
 CREATE FUNCTION lone_cleanup(int) RETURNS bigint AS '$libdir/idem', 'idem_cleanup' LANGUAGE C;
 CREATE FUNCTION lone_fingerprint(jsonb) RETURNS bytea AS '$libdir/idem', 'idem_fingerprint' LANGUAGE C STRICT;
 
--- With the extension they are as good as its own.
+-- With the extension installed, functions that a user made for the library work like its own.
 SELECT idem_claim('u', 'r'), lone_claim('u', 'r');
 
 -- ----- dropped in a transaction that has claimed -----
@@ -28,7 +28,7 @@ DROP EXTENSION idem;
 SELECT lone_result();
 ROLLBACK;
 SELECT idem_claim('u', 'dropped'), lone_claim('u', 'r');
--- Replaced by another one in the same transaction, which knows nothing of it
+-- Dropped and created in one transaction: the new extension does not know the claim.
 BEGIN;
 SELECT idem_claim('u', 'replaced'), idem_claim('u', 'replaced');
 DROP EXTENSION idem;
@@ -38,7 +38,7 @@ SELECT count(*) FROM idem_claims;
 ROLLBACK;
 SELECT count(*) FROM idem_claims WHERE request_id IN ('dropped', 'r', 'replaced');
 
--- ----- without -----
+-- ----- without the extension -----
 
 DROP EXTENSION idem;
 SELECT lone_claim('u', 'r');
@@ -54,13 +54,13 @@ SELECT lone_result('u', 'r');
 SELECT lone_cleanup(1);
 \echo :SQLSTATE
 SELECT lone_fingerprint('1') = sha256('1') AS needs_none;
--- Tables of these names are not taken for the extension's.
+-- The library does not use tables of the user that have the same names.
 CREATE TABLE idem_claims (expires_at timestamptz, lease_until timestamptz, token int8, state text,
 	request_id text, user_id text, scope text, fingerprint bytea, result jsonb, progress jsonb,
 	PRIMARY KEY (request_id, user_id, scope));
 SELECT lone_claim('u', 'r');
 \echo :SQLSTATE
--- Nor does the extension take them over.
+-- CREATE EXTENSION does not take them over.
 CREATE EXTENSION idem;
 \echo :SQLSTATE
 DROP TABLE idem_claims;
@@ -104,7 +104,7 @@ SELECT regress_idem_requests.idem_grant('regress_idem_app', 'app');
 SET ROLE regress_idem_app;
 SELECT regress_idem_requests.idem_claim('u', 'as app');
 RESET ROLE;
--- It stays there; a schema that is renamed is the same schema.
+-- It cannot be moved to another schema, but its schema can be renamed.
 ALTER EXTENSION idem SET SCHEMA public;
 ALTER SCHEMA regress_idem_requests RENAME TO "regress idem; requests";
 SELECT "regress idem; requests".idem_claim('u', 'renamed');
@@ -116,7 +116,7 @@ UPDATE "regress idem; requests".idem_scopes SET ttl = '2 days' RETURNING guarded
 DELETE FROM "regress idem; requests".idem_scopes;
 ALTER SCHEMA "regress idem; requests" RENAME TO regress_idem_requests;
 
--- ----- a member taken out -----
+-- ----- a member is removed from the extension -----
 
 ALTER EXTENSION idem DROP TABLE regress_idem_requests.idem_claims;
 \c -

@@ -1,5 +1,5 @@
--- After a hundred new keys in one transaction the next one is inserted without a look:
--- the answers stay the same, whatever is there.
+-- After a hundred new keys in one transaction the next key is inserted without probing for it
+-- first: the answers are the same, whatever row is stored.
 \set SHOW_CONTEXT never
 CREATE FUNCTION claim_new(n int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -15,7 +15,7 @@ END $$;
 INSERT INTO idem_scopes (scope, ttl, failed) VALUES ('again', '1 hour', 'retryable');
 INSERT INTO idem_scopes (scope, ttl, expired) VALUES ('reclaim', '1 hour', 'reclaim');
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 hour', 'uuidv7');
--- What the keys below end in
+-- Rows for the keys that are claimed below
 SELECT idem_claim('u', 'marker'), idem_claim('u', 'fingerprint', fingerprint => '\x01');
 BEGIN;
 SELECT idem_claim('u', 'completed'), idem_complete('"done"');
@@ -46,8 +46,8 @@ SELECT * FROM after_new('00000000-0000-7000-8000-000000000000', 'timed');
 SELECT * FROM after_new('not a uuid', 'timed');
 SELECT * FROM after_new('new');
 SELECT idem_status('u', 'new'), idem_status('u', 'failed', 'again'), idem_status('u', 'expired', 'reclaim');
--- A second claim of a key of this transaction, one that was dropped, and one that was
--- rolled back to
+-- In the same transaction: a key that is claimed a second time, one that is forgotten, and one
+-- whose claim ROLLBACK TO has undone
 BEGIN;
 SELECT n, outcome FROM after_new('second');
 SELECT n, outcome FROM after_new('second');

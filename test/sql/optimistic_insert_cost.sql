@@ -1,4 +1,5 @@
--- What a wrong guess costs, and where nothing is guessed. For the C edition.
+-- How many rows optimistic inserts write in vain, and when claims probe first instead. For the
+-- C edition.
 \set SHOW_CONTEXT never
 CREATE FUNCTION claim_all(prefix text, n int, OUT claimed bigint, OUT written bigint) LANGUAGE plpgsql AS $$
 BEGIN
@@ -11,7 +12,7 @@ BEGIN
 	END LOOP;
 	written := written + pg_stat_get_xact_tuples_inserted('idem_claims'::regclass);
 END $$;
--- One row too many after a hundred new keys, and none without those
+-- After a hundred new keys the first duplicate writes one row in vain. No other duplicate does.
 BEGIN;
 SELECT * FROM claim_all('a ', 1000);
 SELECT * FROM claim_all('a ', 1000);
@@ -23,7 +24,7 @@ COMMIT;
 BEGIN;
 SELECT * FROM claim_all('c ', 100);
 COMMIT;
--- From one transaction to the next as well
+-- New keys are also counted across transactions.
 DO $$
 BEGIN
 	FOR i IN 1 .. 100 LOOP
@@ -33,7 +34,8 @@ BEGIN
 END $$;
 SELECT * FROM claim_all('f ', 2);
 SELECT * FROM claim_all('f ', 2);
--- An index of a user does not see rows of keys that are there.
+-- With an index of a user every claim probes first: that index must never get a row of a key
+-- that is already stored.
 CREATE UNIQUE INDEX regress_idem_unique ON idem_claims (user_id, request_id);
 BEGIN;
 SELECT * FROM claim_all('d ', 200);

@@ -1,5 +1,5 @@
--- Every outcome, as a value and as it is raised: one SQLSTATE, one thing to do.
--- in_progress and timed_out need another holder: see two_phase and the specs.
+-- Every outcome, as a value and as an error: each has its own SQLSTATE. in_progress and
+-- timed_out need a second session: see two_phase.sql and the specs.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
@@ -31,7 +31,7 @@ SELECT idem_claim('u', 'mismatch', fingerprint => '\x01');
 SELECT outcome, progress, token, lease_until FROM idem_try_claim('u', 'mismatch', fingerprint => '\x02');
 SELECT idem_claim('u', 'mismatch', fingerprint => '\x02');
 \echo :SQLSTATE
--- The fingerprint is looked at before the state.
+-- The fingerprint is compared before the state.
 BEGIN;
 SELECT idem_claim('u', 'failed with', fingerprint => '\x01'), idem_fail('1');
 COMMIT;
@@ -47,7 +47,7 @@ FROM idem_try_claim('u', '00000000-0000-7000-8000-000000000001', 'v7');
 SELECT idem_claim('u', '00000000-0000-7000-8000-000000000001', 'v7');
 \echo :SQLSTATE
 
--- Bad arguments, ID400; they are looked at first
+-- Invalid arguments, ID400: they are checked first.
 SELECT idem_claim(NULL, 'r');
 \echo :SQLSTATE
 SELECT * FROM idem_try_claim('u', '');
@@ -64,7 +64,7 @@ SELECT idem_claim('u', 'claimed', wait => '-1 microsecond');
 \echo :SQLSTATE
 SELECT idem_claim('u', 'claimed', fingerprint => '');
 \echo :SQLSTATE
--- Any other length of a wait will do.
+-- Every other length of a wait is allowed.
 SELECT idem_claim('u', 'claimed', wait => w::interval)
 FROM unnest(ARRAY['0', '1 microsecond', '1 day -1 hour', '10000 days', '2147483647 days', '2562047788 hours']) AS w;
 
@@ -77,12 +77,12 @@ SELECT idem_claim('u', 'large', 'small'), idem_complete('"12345678"');
 \echo :SQLSTATE
 ROLLBACK;
 
--- Ids are shown as they are, and are no format strings.
+-- Messages show ids as they are, and do not use them as format strings.
 SELECT idem_claim('%s%n', E'"quoted"\t%d', '%m', fingerprint => '\x01');
 SELECT idem_claim('%s%n', E'"quoted"\t%d', '%m', fingerprint => '\x02');
 \echo :SQLSTATE
 
--- An application tells them apart by SQLSTATE.
+-- An application tells the outcomes apart by SQLSTATE.
 DO $$
 BEGIN
 	PERFORM idem_claim('u', 'mismatch', fingerprint => '\x02');

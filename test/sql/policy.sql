@@ -1,11 +1,11 @@
--- idem_scopes: what it takes, and how its columns act.
+-- idem_scopes: which values it accepts, and how its columns act.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- A day of a ttl has 24 hours; keep changes of the clock out of the comparisons.
+-- A day of a ttl has 24 hours. In UTC no day is longer or shorter.
 SET timezone = 'UTC';
 
--- ----- what it takes -----
+-- ----- accepted and refused values -----
 
 CREATE FUNCTION pg_temp.try(command text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -33,7 +33,7 @@ FROM (VALUES
 SELECT pg_temp.try(format('INSERT INTO idem_scopes (scope) VALUES (%L)', s)) AS scope
 FROM unnest(ARRAY[repeat('s', 255), repeat('s', 256), repeat('é', 127), repeat('é', 128), NULL, '', '']) AS s;
 TRUNCATE idem_scopes;
--- A length that cannot be promised is explained.
+-- The error about a length of time says what is allowed.
 INSERT INTO idem_scopes (scope, ttl) VALUES ('s', '1 month');
 \echo :SQLSTATE
 INSERT INTO idem_scopes (scope, lease) VALUES ('s', '1 year');
@@ -49,8 +49,8 @@ TRUNCATE idem_scopes;
 
 -- ----- ttl -----
 
--- Whole seconds, never before the clock at the claim plus the ttl, and not much
--- after it. For each claim of the transaction:
+-- expires_at is a whole second, at least the time of the claim plus the ttl, and not much more.
+-- For each claim of the transaction:
 CREATE VIEW pg_temp.promises AS
 SELECT request_id, scope, expires_at = date_trunc('second', expires_at) AS whole_second,
 	expires_at >= now() + coalesce(ttl, '1 hour') AND
@@ -65,11 +65,11 @@ SELECT idem_claim('u', 'ttl', s)
 FROM unnest(ARRAY['', 'day', 'second', 'microsecond', 'century', 'of the setting', 'without a row']) AS s;
 TABLE pg_temp.promises;
 COMMIT;
--- What a claim call answers is what is stored.
+-- A claim answers the stored expires_at.
 SELECT outcome, expires_at = (SELECT expires_at FROM idem_lookup('u', 'ttl', 'day')) AS same
 FROM idem_try_claim('u', 'ttl', 'day');
 
--- A promise is never shortened: not by a change, not by settling, not by a retry.
+-- expires_at never moves back: not by a change of the ttl, not by settling, not by a retry.
 TRUNCATE idem_claims;
 UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'day';
 BEGIN;
@@ -88,7 +88,7 @@ SELECT idem_claim('u', 'kept', 'day');
 DELETE FROM idem_scopes WHERE scope = 'day';
 SELECT idem_claim('u', 'kept', 'day');
 SELECT expires_at = :'promised' AS kept, result FROM idem_claims WHERE request_id = 'kept';
--- Settling prolongs it: remembered for a ttl from then on.
+-- Settling prolongs it to the time of settling plus the ttl.
 BEGIN;
 SELECT idem_claim('u', 'prolonged');
 INSERT INTO idem_scopes (scope, ttl) VALUES ('', '7 days');
@@ -99,7 +99,7 @@ UPDATE idem_scopes SET ttl = '8 days' WHERE scope = '';
 SELECT idem_complete('u', 'prolonged', NULL);
 SELECT request_id, expires_at < now() + interval '8 days' AS not_again FROM idem_claims WHERE request_id = 'prolonged';
 ROLLBACK;
--- A replay prolongs nothing.
+-- A replay does not prolong it.
 SELECT idem_claim('u', 'replayed', 'second');
 SELECT expires_at AS promised FROM idem_claims WHERE request_id = 'replayed' \gset
 UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'second';
@@ -115,7 +115,7 @@ COMMIT;
 SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
 INSERT INTO idem_scopes (scope) VALUES ('change');
 SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
--- Also in the transaction that makes it, until it is rolled back
+-- Also in the transaction that makes the change, until it is rolled back
 BEGIN;
 UPDATE idem_scopes SET failed = 'retryable';
 SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
@@ -143,12 +143,12 @@ SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
 ROLLBACK;
 TRUNCATE idem_scopes;
 SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
--- What a subscriber receives acts too.
+-- A change that a subscriber receives acts, too.
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, failed) VALUES ('change', 'retryable');
 RESET session_replication_role;
 SELECT outcome FROM idem_try_claim('u', 'failed', 'change');
--- A scope's name is compared by bytes.
+-- The name of a scope is compared byte by byte.
 SELECT idem_claim('u', 'failed', 'Change'), idem_fail('1');
 SELECT outcome FROM idem_try_claim('u', 'failed', 'Change');
 
@@ -162,8 +162,8 @@ SELECT idem_claim('u', 'f', s, '\x01'), idem_fail('u', 'f', '"failed"', scope =>
 COMMIT;
 SELECT idem_claim('u', 'e', 'reclaim') AS not_expired;
 UPDATE idem_claims SET expires_at = now() - interval '1 s';
--- protect: it guards until it is removed. reclaim: it counts as absent, with
--- its fingerprint, its result and its failure.
+-- protect: an expired row guards until it is removed. reclaim: it counts as absent, and its
+-- fingerprint, result and failure do not matter.
 SELECT outcome, result FROM idem_try_claim('u', 'e', 'protect', '\x01');
 SELECT outcome FROM idem_try_claim('u', 'e', 'protect', '\x02');
 SELECT outcome, result FROM idem_try_claim('u', 'f', 'protect', '\x01');
@@ -186,7 +186,7 @@ SELECT outcome, result FROM idem_try_claim('u', 'e', 'reclaim', '\x02');
 SELECT outcome FROM idem_try_claim('u', 'e', 'reclaim', '\x01');
 SELECT idem_claim('u', 'f', 'reclaim');
 SELECT request_id, scope, state, result, fingerprint, expires_at > now() AS remembered FROM idem_claims ORDER BY 1, 2;
--- Our own claim is never expired.
+-- For its own transaction a claim never expires.
 INSERT INTO idem_scopes (scope, expired, ttl) VALUES ('at once', 'reclaim', '1 microsecond');
 BEGIN;
 SELECT idem_claim('u', 'own', 'at once');
@@ -198,14 +198,14 @@ SELECT result FROM idem_claims WHERE request_id = 'own';
 
 -- ----- key_time = uuidv7 -----
 
--- A version 7 UUID of a time
+-- A version 7 UUID with this time
 CREATE FUNCTION pg_temp.uuid_of(t timestamptz, n int DEFAULT 0) RETURNS text LANGUAGE sql AS $$
 	SELECT substr(h, 1, 8) || '-' || substr(h, 9, 4) || '-7000-8000-' || lpad(to_hex(n), 12, '0')
 	FROM lpad(to_hex(floor(extract(epoch FROM t) * 1000)::bigint), 12, '0') AS h
 $$;
 TRUNCATE idem_claims, idem_scopes;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 hour', 'uuidv7');
--- As if the policy had always been there; only a subscriber's guard can be set.
+-- As if the policy had always existed: guarded_since can only be set by a replica.
 SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = '-infinity';
 RESET session_replication_role;
@@ -216,10 +216,10 @@ SELECT outcome, expires_at FROM idem_try_claim('u', pg_temp.uuid_of(now() - inte
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of('1970-01-01 UTC'), 'v7');
 SELECT idem_claim('u', pg_temp.uuid_of('2020-01-01 UTC'), 'v7');
 \echo :SQLSTATE
--- Other scopes do not look at it.
+-- Other scopes ignore the time of a key.
 SELECT idem_claim('u', pg_temp.uuid_of('2020-01-01 UTC'));
--- Ahead of the clock by less than a minute is a clock that is not ours; more is
--- a client to be fixed.
+-- A key can be ahead of the server's clock by a minute, since clocks differ. A key that is
+-- ahead by more is refused.
 BEGIN;
 SELECT pg_temp.uuid_of(clock_timestamp() + interval '55 s') AS ahead \gset
 SELECT outcome, expires_at >= now() + interval '55 s' + interval '1 hour' AS from_the_keys_own_time
@@ -234,7 +234,7 @@ SELECT idem_claim('u', pg_temp.uuid_of(now() + interval '5 min'), 'v7');
 SELECT idem_claim('u', 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'v7');
 \echo :SQLSTATE
 \set VERBOSITY default
--- Canonical lower case only: another spelling would be another key.
+-- Only the canonical spelling in lower case is allowed: another spelling would be another key.
 DO $$
 DECLARE
 	good text := '01234567-89ab-7def-8123-456789abcdef';
@@ -259,11 +259,11 @@ END $$;
 SELECT idem_claim('u', '0193A1F2-7d43-7c5e-9a10-5f7c2e1b8a01', 'v7');
 \echo :SQLSTATE
 
--- A row that is still there answers first, however old its key.
+-- A row that is still stored answers, however old its key is.
 UPDATE idem_claims SET request_id = pg_temp.uuid_of('2020-02-02 UTC'), expires_at = '2020-02-03', result = '"old"'
 WHERE request_id = (SELECT request_id FROM idem_claims WHERE scope = 'v7' LIMIT 1);
 SELECT outcome, result FROM idem_try_claim('u', pg_temp.uuid_of('2020-02-02 UTC'), 'v7');
--- Under expired = reclaim it counts as absent: then the time decides.
+-- Under expired = reclaim the row counts as absent, and the time of the key decides.
 UPDATE idem_scopes SET expired = 'reclaim';
 SELECT outcome, result, expires_at FROM idem_try_claim('u', pg_temp.uuid_of('2020-02-02 UTC'), 'v7');
 BEGIN;
@@ -275,14 +275,14 @@ SELECT outcome FROM idem_try_claim('u', :'fresh', 'v7');
 
 -- ----- guarded_since -----
 
--- An unknown past is stale: of what was claimed before a row with uuidv7 appeared,
--- nothing is known. Ids can be up to a minute ahead of the clock.
+-- A row with uuidv7 does not know what was claimed before it existed: older keys are stale.
+-- Keys can be up to a minute ahead of the clock, so the guard lies a minute ahead, too.
 TRUNCATE idem_claims, idem_scopes;
 BEGIN;
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
 SELECT guarded_since BETWEEN now() + interval '1 min' AND clock_timestamp() + interval '1 min' AS moved FROM idem_scopes;
--- It keeps claims away until it commits, so that none is made under the old policy;
--- and neither locks their table nor leaves another lock_timeout behind.
+-- The change makes claims wait until it commits, so that no claim uses the old policy. It does
+-- not lock idem_claims, and leaves lock_timeout as it was.
 SELECT relation::regclass, mode FROM pg_locks
 WHERE relation IN ('idem_claims'::regclass, 'idem_scopes'::regclass) AND pid = pg_backend_pid() AND mode ~ 'Exclusive'
 ORDER BY mode;
@@ -290,7 +290,7 @@ SHOW lock_timeout;
 COMMIT;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now()), 'v7');
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(clock_timestamp() + interval '50 s'), 'v7');
--- A request that was claimed before is known all the same.
+-- A request whose row is stored is known, also if it is older than the guard.
 SELECT pg_temp.uuid_of(now() - interval '2 min') AS before \gset
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope, result)
 	VALUES (now() + interval '1 min', 'completed', :'before', 'u', 'v7', '"known"');
@@ -300,7 +300,7 @@ SELECT idem_claim('u', pg_temp.uuid_of(now() - interval '3 min'), 'v7');
 \echo :SQLSTATE
 \set VERBOSITY default
 
--- As if it had been set some minutes ago, which only a publisher can do
+-- As if the guard had been set some minutes ago: only a replica can do that.
 SET session_replication_role = replica;
 UPDATE idem_scopes SET guarded_since = clock_timestamp() - interval '5 min';
 RESET session_replication_role;
@@ -309,8 +309,8 @@ BEGIN;
 SELECT outcome FROM idem_try_claim('u', pg_temp.uuid_of(now() - interval '4 min'), 'v7');
 ROLLBACK;
 
--- What moves it: a ttl that grows, uuidv7 that is switched on, a row that gets another
--- scope's name. Nothing else does, nor can it be set.
+-- Three changes move guarded_since: a longer ttl, a change to uuidv7, and another scope's name.
+-- No other change moves it, and it cannot be set.
 CREATE VIEW pg_temp.moves AS
 SELECT scope, key_time, CASE WHEN guarded_since > now() THEN 'moved' WHEN guarded_since = '2020-01-01 UTC' THEN 'kept' END AS guarded_since
 FROM idem_scopes ORDER BY scope;
@@ -332,7 +332,7 @@ UPDATE idem_scopes SET key_time = 'any', ttl = '1 day';
 TABLE pg_temp.moves;
 UPDATE idem_scopes SET key_time = 'uuidv7';
 TABLE pg_temp.moves;
--- Under any, nothing is kept and nothing is locked.
+-- Under key_time = any there is no guard, and a change takes no lock.
 UPDATE idem_scopes SET key_time = 'any';
 DELETE FROM idem_scopes;
 COMMIT;
@@ -344,8 +344,8 @@ DELETE FROM idem_scopes;
 SELECT mode FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = pg_backend_pid() AND mode = 'ExclusiveLock';
 ROLLBACK;
 
--- A guard that comes with a row is not believed: neither that of a dump, whose past ends
--- with the dump, nor the whole row that an ORM writes.
+-- The guarded_since of an inserted row is ignored: after a dump was restored the scope does not
+-- know what was claimed since the dump, and an ORM can write the whole row.
 INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored', '1 day', 'uuidv7', '2020-01-01 UTC');
 COPY idem_scopes (scope, ttl, key_time, guarded_since) FROM STDIN;
 copied	1 day	uuidv7	2020-01-01 00:00:00+00
@@ -358,7 +358,7 @@ INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('restored'
 ON CONFLICT (scope) DO UPDATE SET (ttl, key_time, guarded_since) = (excluded.ttl, excluded.key_time, '2020-01-01 UTC');
 TABLE pg_temp.moves;
 DROP TABLE parked;
--- A replicated row keeps the publisher's.
+-- A replicated row keeps the guarded_since of the publisher.
 TRUNCATE idem_scopes;
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('replicated', '1 day', 'uuidv7', '2020-01-01 UTC');
@@ -382,9 +382,9 @@ SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
 SELECT outcome, token FROM idem_try_claim('u', 'lease', 'short', lease => '1 min') \gset
 SELECT idem_extend('u', 'lease', :token, '1 min 0.1 s', scope => 'short');
 \echo :SQLSTATE
--- The length that the operator gave the scope is not checked.
+-- lease_max does not limit the default length that the operator gave the scope.
 SELECT idem_extend('u', 'lease', :token, scope => 'short') > now() + interval '59 min' AS by_the_scope;
--- Before all that is decided by a row; a repeat is told so too.
+-- The length is checked before the row is read: a replay gets the error, too.
 SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
 
 TRUNCATE idem_claims, idem_scopes;

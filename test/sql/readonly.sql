@@ -1,12 +1,12 @@
--- Where claims cannot be made: read-only transactions and parallel workers; and
--- how the functions are labelled. (A standby: test/t.)
+-- Claims cannot be made in read-only transactions and in parallel workers; and how the
+-- functions are labelled. A standby is in test/t/031_standby.pl.
 -- :SQLSTATE is that of the statement before.
 
 \set SHOW_CONTEXT never
 
 SELECT idem_claim('u', 'before');
 
--- Everything that writes refuses, whatever it would find.
+-- Every function that can write raises an error, also if it would write nothing.
 BEGIN READ ONLY;
 SAVEPOINT s;
 SELECT idem_claim('u', 'before');
@@ -27,11 +27,11 @@ ROLLBACK TO s;
 SELECT idem_cleanup();
 \echo :SQLSTATE
 ROLLBACK TO s;
--- Arguments are looked at first.
+-- Arguments are checked first.
 SELECT idem_claim('u', '');
 \echo :SQLSTATE
 ROLLBACK TO s;
--- Reading does not write.
+-- Functions that only read work.
 SELECT idem_status('u', 'before'), idem_result('u', 'before'), idem_status('u', 'new') IS NULL AS none;
 SELECT state FROM idem_lookup('u', 'before');
 ROLLBACK;
@@ -42,7 +42,7 @@ CALL idem_cleanup_all();
 \echo :SQLSTATE
 RESET default_transaction_read_only;
 
--- A transaction that becomes read-only keeps what it claimed, and its answers.
+-- A transaction that becomes read-only keeps its claims and answers.
 BEGIN;
 SELECT idem_claim('u', 'then read-only');
 SET TRANSACTION READ ONLY;
@@ -57,7 +57,7 @@ ROLLBACK TO s;
 COMMIT;
 SELECT idem_claim('u', 'then read-only');
 
--- In a savepoint that is read-only
+-- Read-only after a savepoint
 BEGIN;
 SAVEPOINT s;
 SET TRANSACTION READ ONLY;
@@ -67,15 +67,16 @@ ROLLBACK TO s;
 SELECT idem_claim('u', 'savepoint');
 COMMIT;
 
--- Labels
+-- Volatility, parallel safety and cost of the functions
 SELECT p.oid::regprocedure AS routine, provolatile, proparallel, procost >= 10000 AS late
 FROM pg_proc p
 WHERE proname ~ '^idem_[a-z]' AND prokind = 'f' AND proname !~ '_stat_|_step|_scopes_|_rights|_promise|_distribute'
 ORDER BY p.proname COLLATE "C", p.pronargs;
--- A filter runs before a claim, wherever it stands.
+-- The planner evaluates a cheap condition before a claim, wherever it stands in the WHERE.
 SELECT i FROM generate_series(1, 4) AS i WHERE idem_claim('filter', i::text) AND i % 2 = 0;
 SELECT request_id FROM idem_claims WHERE user_id = 'filter' ORDER BY 1;
--- No parallel plan calls one; a wrapper that lies about itself is refused.
+-- No parallel plan calls a claim. A wrapper that is wrongly marked PARALLEL SAFE raises an
+-- error.
 CREATE TABLE ids AS SELECT i::text AS id FROM generate_series(1, 1000) AS i;
 ANALYZE ids;
 SET parallel_setup_cost = 0;

@@ -1,6 +1,6 @@
--- Members of the extension that were renamed, moved or taken out: the error says what can
--- have happened, and what its HINT says helps. A session that has looked up types goes on
--- without their names and labels, so these parts have a session of their own.
+-- Members of the extension were renamed, moved or removed from it: the error says what can have
+-- happened, and its HINT helps. For the C edition. A session that has looked up a type no
+-- longer needs its name and labels, so these parts run in new sessions.
 
 \set SHOW_CONTEXT never
 CREATE SCHEMA regress_idem_other;
@@ -39,7 +39,7 @@ SELECT idem_claim('u', 'r');
 ALTER TABLE regress_idem_other.idem_claims SET SCHEMA public;
 SELECT idem_claim('u', 'r');
 
--- ----- something else in its place -----
+-- ----- another object has its name -----
 
 ALTER TABLE idem_claims RENAME TO claims;
 CREATE VIEW idem_claims AS SELECT 1 AS mine;
@@ -49,14 +49,14 @@ ALTER TABLE claims RENAME TO idem_claims;
 SELECT idem_claim('u', 'r');
 DROP VIEW mine;
 
--- ----- taken out -----
+-- ----- removed from the extension -----
 
 ALTER EXTENSION idem DROP TABLE idem_claims;
 \c -
 SELECT idem_claim('u', 'r');
 ALTER EXTENSION idem ADD TABLE public.idem_claims;
 SELECT idem_claim('u', 'r');
--- And dropped
+-- Removed and dropped
 ALTER EXTENSION idem DROP TABLE idem_claims;
 DROP TABLE idem_claims;
 SELECT idem_claim('u', 'r');

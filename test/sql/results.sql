@@ -1,16 +1,16 @@
--- idem_result() and idem_status(): of the latest claim call of this transaction,
--- as far as it survives; and the cap on results.
+-- idem_result() and idem_status() return the answer of the latest claim call of the
+-- transaction that was not rolled back; and the limit on the size of results.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- No claim in this transaction, though one in the session
+-- No claim in this transaction, but one earlier in the session
 SELECT idem_claim('u', 'before');
 SELECT idem_result();
 \echo :SQLSTATE
 SELECT idem_status();
 \echo :SQLSTATE
 
--- They follow the transaction.
+-- The answers end with the transaction.
 BEGIN;
 SELECT idem_claim('u', 'a');
 SELECT idem_status(), idem_result();
@@ -20,7 +20,7 @@ SELECT idem_claim('u', 'b');
 SELECT idem_status(), idem_result();
 SELECT idem_claim('u', 'a');
 SELECT idem_status(), idem_result();
--- Settling another key does not change what was answered.
+-- Settling another key does not change the answer.
 SELECT idem_complete('u', 'b', '"result of b"');
 SELECT idem_status(), idem_result();
 SELECT outcome FROM idem_try_claim('u', 'before');
@@ -34,10 +34,10 @@ ROLLBACK;
 SELECT idem_result();
 \echo :SQLSTATE
 
--- In one statement: in a replay's, say
+-- In the statement of the claim, for example of a replay
 SELECT idem_claim('u', 'a'), idem_result(), idem_status();
 
--- Answers that are not raised count, as do failures.
+-- Answers of idem_try_claim() count, and so does a failure.
 BEGIN;
 SELECT idem_claim('u', 'f', fingerprint => '\x01'), idem_fail('"broken"');
 SELECT idem_status(), idem_result();
@@ -47,7 +47,7 @@ SELECT outcome FROM idem_try_claim('u', 'f', fingerprint => '\x01');
 SELECT idem_status(), idem_result();
 COMMIT;
 
--- A claim call that raised is undone with its savepoint.
+-- A claim call that raised does not count: its savepoint is rolled back.
 BEGIN;
 SELECT idem_claim('u', 'a');
 SAVEPOINT s;
@@ -82,7 +82,7 @@ SELECT idem_status(), idem_result();
 RELEASE s1;
 SELECT idem_status(), idem_result();
 COMMIT;
--- A settlement that is rolled back to is not the result any more.
+-- ROLLBACK TO undoes a result that was stored after the savepoint.
 BEGIN;
 SELECT idem_claim('u', 'e');
 SAVEPOINT s;
@@ -95,7 +95,7 @@ SELECT idem_status(), idem_result();
 COMMIT;
 SELECT idem_result('u', 'e');
 
--- The function of the README: of this execution, or of the earlier one
+-- The function of the README returns the result of this execution, or of the earlier one.
 CREATE FUNCTION execute_once(request text) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	IF idem_claim('readme', request) THEN
@@ -107,7 +107,7 @@ SELECT execute_once(r) FROM unnest(ARRAY['1', '2', '1']) AS r;
 SELECT execute_once('2'), execute_once('3'), execute_once('2');
 DROP FUNCTION execute_once;
 
--- The cap counts the bytes of the jsonb: a string has 8 more than characters.
+-- The limit counts the bytes of the jsonb: a string has 8 bytes more than characters.
 INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('cap', 100), ('small', 50), ('large', 200), ('one byte', 1);
 BEGIN;
 SELECT idem_claim('u', 'cap', 'cap');
@@ -128,11 +128,11 @@ SELECT idem_claim('u', 'cap', 'large'), idem_complete(to_jsonb(repeat('x', 192))
 SELECT idem_claim('u', 'cap', 'small'), idem_complete(to_jsonb(repeat('x', 43)));
 \echo :SQLSTATE
 ROLLBACK;
--- No result is never too large.
+-- NULL is never too large.
 BEGIN;
 SELECT idem_claim('u', 'cap 1', 'one byte'), idem_complete();
 COMMIT;
--- By default 1 MiB; stored out of line, it comes back as it was.
+-- The default is 1 MiB. Such a result is stored out of line, and returned unchanged.
 BEGIN;
 SELECT idem_claim('u', 'cap 2');
 SAVEPOINT s;
@@ -143,10 +143,11 @@ SELECT idem_complete(to_jsonb(repeat('x', 1024 * 1024 - 8)));
 SELECT idem_result() = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored;
 COMMIT;
 SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
--- The cap is for storing: what is stored is returned whatever it is now.
+-- The limit applies when a result is stored; a stored result is returned whatever the limit is
+-- now.
 INSERT INTO idem_scopes (scope, result_max_bytes) VALUES ('', 10);
 SELECT result = to_jsonb(repeat('x', 1024 * 1024 - 8)) AS stored FROM idem_try_claim('u', 'cap 2');
--- Incompressible, failed and retried in place, so that the row is written anew
+-- An incompressible result of a request that failed and is retried, so that its row is updated
 UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'large';
 SELECT jsonb_agg(md5(i::text)) AS large FROM generate_series(1, 2000) AS i \gset
 UPDATE idem_scopes SET result_max_bytes = NULL;

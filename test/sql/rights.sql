@@ -1,5 +1,5 @@
--- Rights: nothing to PUBLIC, what idem_grant() gives, and that nobody can put
--- objects of the same names in the way.
+-- Rights: PUBLIC has none, which ones idem_grant() gives, and that objects of the same names in
+-- other schemas are not used.
 
 \set SHOW_CONTEXT never
 CREATE ROLE regress_idem_nobody;
@@ -7,7 +7,7 @@ CREATE ROLE regress_idem_app;
 CREATE ROLE regress_idem_operator;
 CREATE ROLE "regress idem; ""odd""";
 
--- ----- nothing to PUBLIC -----
+-- ----- PUBLIC has no rights -----
 
 SELECT count(*) > 15 AS has_functions, bool_or(has_function_privilege('regress_idem_nobody', objid, 'EXECUTE')) AS executable
 FROM pg_depend JOIN pg_extension e ON refobjid = e.oid
@@ -55,14 +55,14 @@ SELECT r, relname, string_agg(p, ', ' ORDER BY p COLLATE "C") FROM pg_class c,
 	unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p
 WHERE relname IN ('idem_claims', 'idem_scopes', 'idem_stat_cleanup') AND has_table_privilege(r, c.oid, p)
 GROUP BY r, relname ORDER BY r COLLATE "C", relname COLLATE "C";
--- Triggers keep the guard.
+-- The operator can write all columns but guarded_since, which a trigger sets.
 SELECT attname FROM pg_attribute
 WHERE attrelid = 'idem_scopes'::regclass AND attnum > 0
 	AND NOT (has_column_privilege('regress_idem_operator', attrelid, attnum, 'INSERT')
 		AND has_column_privilege('regress_idem_operator', attrelid, attnum, 'UPDATE'))
 ORDER BY attnum;
 
--- An application needs no right on the tables, and has none.
+-- An application needs no rights on the tables, and has none.
 SET ROLE regress_idem_app;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope) VALUES (now(), 'completed', 'r', 'u', '');
 SELECT count(*) FROM idem_claims;
@@ -98,7 +98,7 @@ SET ROLE "regress idem; ""odd""";
 SELECT idem_claim('u', 'odd');
 RESET ROLE;
 
--- In a function of another owner: SECURITY DEFINER lends the right.
+-- A SECURITY DEFINER function of a role that may claim claims for every role.
 CREATE FUNCTION claim_for_all(text) RETURNS bool LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$ SELECT idem_claim('definer', $1) $$;
 SET ROLE regress_idem_nobody;
@@ -106,14 +106,14 @@ SELECT claim_for_all('r'), claim_for_all('r');
 RESET ROLE;
 DROP FUNCTION claim_for_all;
 
--- Row security of the caller, column rights: none are asked for.
+-- row_security of the caller and column rights do not matter.
 SET ROLE regress_idem_app;
 SET row_security = off;
 SELECT idem_claim('u', 'row_security off');
 RESET row_security;
 RESET ROLE;
 
--- ----- objects in the way -----
+-- ----- objects of the same names -----
 
 TRUNCATE idem_claims;
 INSERT INTO idem_scopes (scope, ttl) VALUES ('', '1 hour');
@@ -142,7 +142,7 @@ SELECT count(*) AS in_the_hostile_table FROM regress_idem_hostile.idem_claims;
 SELECT count(*) AS in_the_temporary_table FROM pg_temp.idem_claims;
 RESET ROLE;
 SELECT request_id, state, expires_at > clock_timestamp() + interval '50 min' AS by_the_real_scope FROM public.idem_claims;
--- Operators of theirs do not reach what a superuser calls.
+-- A superuser's calls do not use operators that another role has created.
 SELECT idem_grant('regress_idem_app', 'operator');
 UPDATE public.idem_scopes SET failed = 'retryable';
 UPDATE public.idem_claims SET expires_at = now() - interval '1 s';

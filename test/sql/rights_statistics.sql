@@ -1,4 +1,5 @@
--- Who may read the statistics that the library keeps, and the functions behind them.
+-- Which roles can read the statistics of the library, and call the functions behind them. For
+-- the C edition.
 
 \set SHOW_CONTEXT never
 CREATE ROLE regress_idem_nobody;
@@ -17,7 +18,7 @@ FROM pg_class c, unnest(ARRAY['pg_monitor', 'regress_idem_app', 'regress_idem_op
 	unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p
 WHERE relname IN ('idem_stat_claims', 'idem_metrics') AND has_table_privilege(r, c.oid, p)
 GROUP BY r, relname ORDER BY relname COLLATE "C", r COLLATE "C";
--- All that is not of the contract
+-- All functions that are not part of the contract
 SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app', objid, 'EXECUTE') AS app,
 	has_function_privilege('regress_idem_operator', objid, 'EXECUTE') AS operator
 FROM pg_depend d JOIN pg_extension e ON refobjid = e.oid JOIN pg_proc p ON p.oid = objid

@@ -1,5 +1,5 @@
--- What operators do to the table idem_scopes itself: claims are refused rather than
--- made under a policy that cannot be found; and what the HINT says helps.
+-- Changes of the table idem_scopes itself: if the policy of a scope cannot be found, claims
+-- raise an error, and the HINT helps. For the C edition.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
@@ -43,7 +43,7 @@ SELECT idem_claim('u', 'r5', 't');
 ROLLBACK;
 SELECT count(*) FROM idem_claims;
 
--- ----- triggers, for this table only, and for rows -----
+-- ----- the trigger functions refuse other tables, and statement triggers -----
 
 CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, g text, key_time text, h int, i timestamptz);
 CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
@@ -60,9 +60,9 @@ CREATE TRIGGER t BEFORE DELETE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem
 DELETE FROM idem_scopes;
 DROP TRIGGER t ON idem_scopes;
 
--- ----- a scope that no row can have -----
+-- ----- a scope whose name is too long for a row -----
 
--- A name that is longer is not taken for one of the longest names that are allowed.
+-- A longer name is not confused with a name of the greatest length that is allowed.
 TRUNCATE idem_claims;
 INSERT INTO idem_scopes (scope, lapsed) VALUES (repeat('s', 255), 'unknown');
 INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope)

@@ -1,4 +1,4 @@
--- The settings: defaults, bounds, and who may change them.
+-- The settings: defaults, bounds, and which roles can change them. For the C edition.
 
 LOAD 'idem';
 SELECT name, boot_val, unit, vartype, context, min_val, max_val FROM pg_settings WHERE name LIKE 'idem.%' ORDER BY name COLLATE "C";
@@ -26,11 +26,11 @@ SET idem.wait = '30d';
 SET idem.result_max_bytes = 0;
 SET idem.result_max_bytes = '256MB';
 SET idem.result_max_bytes = '1 s';
--- For postgresql.conf only
+-- These can be set in postgresql.conf only.
 SET idem.cleanup_interval = '1 s';
 SET idem.cleanup_batch_size = 10;
 SET idem.databases = 'postgres';
--- The prefix is the library's.
+-- The library reserves the prefix: no other setting idem.* can be made.
 SET idem.tll = '1 hour';
 SET idem.no_such_setting = 1;
 \set VERBOSITY default
@@ -39,8 +39,8 @@ SHOW idem.wait;
 SHOW idem.result_max_bytes;
 RESET ALL;
 
--- The promise is the operator's: an application must not shorten it. How long it
--- waits is its own.
+-- Only an operator sets idem.ttl: an application must not shorten it. An application sets
+-- idem.wait itself.
 CREATE ROLE regress_idem_app;
 SET ROLE regress_idem_app;
 SET idem.ttl = '1 s';
@@ -61,7 +61,7 @@ DROP FUNCTION pg_temp.with_wait();
 DROP ROLE regress_idem_app;
 RESET idem.wait;
 
--- They act at the next call.
+-- A change acts from the next call on.
 BEGIN;
 SELECT idem_claim('u', 'before');
 SET LOCAL idem.ttl = '1d';

@@ -1,8 +1,10 @@
--- Settling: complete and fail, in the short and the long form, once.
+-- Settling: idem_complete() and idem_fail(), in the short and the long form; a request is
+-- settled once.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- Long form: true, stored; false, an identical repeat; ID410, another result.
+-- Long form: true if the result is stored, false for an identical repeat, ID410 for another
+-- result.
 BEGIN;
 SELECT idem_claim('u', 'long');
 SELECT idem_complete('u', 'long', '{"a": 1, "b": [1.0, null]}');
@@ -20,7 +22,7 @@ ROLLBACK TO s;
 COMMIT;
 SELECT state, result FROM idem_claims WHERE request_id = 'long';
 
--- Completing without a result settles too.
+-- Completing without a result also settles.
 BEGIN;
 SELECT idem_claim('u', 'marker');
 SELECT idem_complete();
@@ -33,25 +35,25 @@ SELECT idem_complete('1') AS none_is_left;
 \echo :SQLSTATE
 ROLLBACK;
 
--- Every kind of jsonb is a result; a JSON null is not the absence of one.
+-- Every kind of jsonb is a result, and a JSON null is one, too.
 BEGIN;
 SELECT idem_claim('u', 'json ' || i), idem_complete(('[null, true, "x", 1.5, [], {}]'::jsonb) -> i)
 FROM generate_series(0, 5) AS i;
 COMMIT;
 SELECT request_id, result, jsonb_typeof(result) FROM idem_claims WHERE request_id LIKE 'json %' ORDER BY 1;
 
--- Short form: the only key that is held and not settled. None:
+-- The short form settles the only unsettled key of the transaction. Here there is none.
 SELECT idem_complete('1');
 \echo :SQLSTATE
 SELECT idem_fail('1');
 \echo :SQLSTATE
--- A replay holds nothing.
+-- After a replay the transaction holds no key.
 BEGIN;
 SELECT idem_claim('u', 'long');
 SELECT idem_complete('1');
 \echo :SQLSTATE
 ROLLBACK;
--- Two: they are named, rather than one of them guessed.
+-- With two keys the short form raises an error that names both.
 BEGIN;
 SELECT idem_claim('u', 'one'), idem_claim('v', 'two', 'scope');
 SAVEPOINT s;
@@ -61,19 +63,19 @@ ROLLBACK TO s;
 SELECT idem_fail('1');
 \echo :SQLSTATE
 ROLLBACK TO s;
--- When one of them is settled by name, the other is the only one.
+-- Once one of them is settled by its name, the short form settles the other.
 SELECT idem_complete('v', 'two', '2', scope => 'scope');
 SELECT idem_complete('1');
 COMMIT;
 SELECT user_id, request_id, scope, result FROM idem_claims WHERE request_id IN ('one', 'two') ORDER BY 1;
--- Many: some are named.
+-- With many keys the error names some of them.
 BEGIN;
 SELECT count(*) FROM generate_series(1, 20) AS i WHERE idem_claim('u', 'many ' || i);
 SELECT idem_complete('1');
 \echo :SQLSTATE
 ROLLBACK;
 
--- A loop that settles each
+-- A loop that claims and settles one key after the other
 DO $$
 BEGIN
 	FOR i IN 1 .. 1000 LOOP
@@ -88,7 +90,7 @@ BEGIN
 END $$;
 SELECT state, count(*), bool_and(result = to_jsonb(request_id::int)) FROM idem_claims WHERE user_id = 'loop'
 GROUP BY state ORDER BY state;
--- All are claimed first, and settled by name, in another order
+-- All keys are claimed first, and then settled by name in another order.
 DO $$
 BEGIN
 	FOR i IN 1 .. 100 LOOP
@@ -102,7 +104,7 @@ END $$;
 SELECT count(*), count(DISTINCT result), min(result #>> '{}') FILTER (WHERE request_id = '1') FROM idem_claims
 WHERE user_id = 'two loops';
 
--- This follows savepoints: what is rolled back is neither claimed nor settled.
+-- ROLLBACK TO undoes claims and settling.
 BEGIN;
 SELECT idem_claim('u', 'kept');
 SAVEPOINT s;
@@ -149,7 +151,7 @@ SELECT idem_complete('u', 'never claimed', '1');
 \echo :SQLSTATE
 SELECT idem_complete('u', 'elsewhere', '1', scope => 'in another scope');
 \echo :SQLSTATE
--- Also where the result is the same
+-- Also if the result is the same
 SELECT idem_complete('u', 'elsewhere', NULL);
 \echo :SQLSTATE
 BEGIN;
@@ -159,7 +161,7 @@ SELECT idem_complete('u', 'elsewhere', '1');
 ROLLBACK;
 SELECT idem_status('u', 'elsewhere'), idem_result('u', 'elsewhere');
 
--- Failing for good: the error is stored, the work that was done too.
+-- idem_fail() stores the error. The work of the transaction is committed, too.
 BEGIN;
 SELECT idem_claim('u', 'failed');
 SELECT idem_fail('{"reason": "insufficient funds"}');
@@ -171,18 +173,18 @@ SELECT outcome, result FROM idem_try_claim('u', 'failed');
 SELECT idem_claim('u', 'failed');
 \echo :SQLSTATE
 SELECT idem_status('u', 'failed'), idem_result('u', 'failed');
--- It needs no error.
+-- The error can be NULL.
 BEGIN;
 SELECT idem_claim('u', 'failed without'), idem_fail(NULL);
 COMMIT;
 SELECT outcome, result FROM idem_try_claim('u', 'failed without');
--- Failing and then raising records nothing.
+-- ROLLBACK undoes idem_fail().
 BEGIN;
 SELECT idem_claim('u', 'fail and raise'), idem_fail('1');
 ROLLBACK;
 SELECT idem_claim('u', 'fail and raise');
 
--- Under failed = retryable the next claim runs it again, in place.
+-- Under failed = retryable the next claim executes the request again, and updates its row.
 INSERT INTO idem_scopes (scope, failed) VALUES ('retry', 'retryable');
 BEGIN;
 SELECT idem_claim('u', 'r', 'retry', '\x01');
@@ -193,7 +195,7 @@ BEGIN;
 SELECT outcome, result FROM idem_try_claim('u', 'r', 'retry');
 SELECT idem_result('u', 'r', 'retry') AS the_error_is_gone;
 SELECT idem_fail('"second attempt"');
--- So may the same transaction.
+-- So can a claim of the same transaction.
 SELECT idem_claim('u', 'r', 'retry');
 SELECT outcome FROM idem_try_claim('u', 'r', 'retry');
 SELECT idem_complete('"third attempt"');

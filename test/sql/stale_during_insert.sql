@@ -1,11 +1,12 @@
--- A key that becomes stale while its row is being inserted: an earlier execution of it can
--- have been forgotten since the look at it. An index of ours makes the insert last that long.
+-- A key becomes stale while its row is being inserted. The claim must not succeed: since the
+-- probe, the row of an earlier execution may have expired and been removed. An index expression
+-- of this test makes the insert take that long.
 
 CREATE FUNCTION uuid_of(moment timestamptz, n int) RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s-%s-7000-8000-%s', left(ms, 8), right(ms, 4), lpad(to_hex(n), 12, '0'))
 	FROM (SELECT lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0') AS ms) AS t
 $$;
--- Until the time of a key whose number is 1 is more than the ttl ago
+-- For the key number 1: waits until the time of the key is more than the ttl ago
 CREATE FUNCTION until_stale(request text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
 	WHILE request LIKE '%-000000000001'

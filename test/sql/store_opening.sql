@@ -1,11 +1,11 @@
--- What a transaction keeps open from its first claim to its end: errors on the way to it,
--- savepoints, and commands that change the table.
+-- A transaction keeps the claims table open from its first claim to its end: errors while it is
+-- opened, savepoints, and commands that change the table. For the C edition.
 
 \set SHOW_CONTEXT never
 
 SELECT idem_claim('u', 'before');
 
--- ----- a table that is refused, again and again -----
+-- ----- a table that is refused many times leaks no memory -----
 
 ALTER TABLE idem_claims ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION pg_temp.memory_kept(calls int) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -24,8 +24,8 @@ ALTER TABLE idem_claims DISABLE ROW LEVEL SECURITY;
 
 -- ----- an error while the indexes are opened -----
 
--- The constant part of an index's expression is computed when it is opened; here it can
--- raise an error. A reference that is left is reported at COMMIT.
+-- The server computes the constant part of an index expression when the index is opened; here
+-- that can raise an error. A relation that is left open would be reported at COMMIT.
 CREATE FUNCTION regress_idem_constant(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	IF current_setting('regress_idem.fail', true) = 'on' THEN
@@ -43,7 +43,7 @@ SELECT idem_claim('u', 'opening');
 ROLLBACK TO s;
 SELECT idem_claim('u', 'opening');
 COMMIT;
--- The store is open already, and its indexes are not.
+-- The table is already open, and its indexes are not.
 \c -
 \set SHOW_CONTEXT never
 BEGIN;
@@ -90,11 +90,12 @@ DROP EVENT TRIGGER regress_idem_rewrite;
 DROP FUNCTION regress_idem_on_ddl;
 SELECT user_id, request_id FROM idem_claims WHERE user_id = 'ddl' OR request_id ~ 'and|within' ORDER BY 1, 2;
 
--- ----- an error ends the guessing -----
+-- ----- an error ends optimistic inserts -----
 
--- After many new keys a claim is inserted without a look. One that raises an error, for
--- want of room, say, must not keep the next from looking: here an index with the name of
--- ours, which does not count as a user's, raises it.
+-- After many new keys a claim inserts its key without probing for it first. If that raises an
+-- error, say because the disk is full, the next claim must probe first: a replay needs no room.
+-- Here an index with the name of the extension's index raises the error; an index of a user
+-- would prevent optimistic inserts.
 CREATE FUNCTION regress_idem_may_fail(t timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	IF current_setting('regress_idem.fail', true) = 'on' THEN

@@ -1,11 +1,12 @@
--- What operators do to idem_claims: what a direct write would pass by is refused,
--- indexes are maintained. :SQLSTATE is that of the statement before.
+-- Changes of the table idem_claims: claims write directly into the table, so they raise an error
+-- if it has triggers, rules or constraints that a direct write would bypass; they maintain its
+-- indexes. For the C edition. :SQLSTATE is that of the statement before.
 
 \set SHOW_CONTEXT never
 
 SELECT idem_claim('u', 'before');
 
--- Each change for itself, with a claim in the same transaction before it
+-- What a claim answers after one change, with another claim before it in the same transaction
 CREATE FUNCTION pg_temp.after(change text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
@@ -26,8 +27,7 @@ BEGIN
 		RETURN answer;
 	END;
 END $$;
--- Each hint works when it is followed: the commands that it has, or, where it says only
--- what to drop, that.
+-- Follows a HINT: runs the commands that it contains, or drops what it says without a command.
 CREATE FUNCTION pg_temp.follow(change text, what_to_drop text DEFAULT NULL) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
 	hint text;
@@ -71,7 +71,7 @@ SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, 
 SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD PRIMARY KEY (request_id, user_id)');
 SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD UNIQUE (request_id, user_id, scope)');
 SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD PRIMARY KEY (request_id, user_id, scope) DEFERRABLE');
--- These do no harm.
+-- These changes are allowed.
 SELECT pg_temp.after('ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_pkey, ADD CONSTRAINT k PRIMARY KEY (request_id, user_id, scope)');
 SELECT pg_temp.after('ALTER TABLE idem_claims RENAME progress TO progress_so_far');
 SELECT pg_temp.after('ALTER TABLE idem_claims SET (fillfactor = 90, autovacuum_enabled = off)');
@@ -83,7 +83,7 @@ SELECT pg_temp.after('CLUSTER idem_claims USING idem_claims_pkey');
 SELECT pg_temp.after('TRUNCATE idem_claims');
 SELECT pg_temp.after('DELETE FROM idem_claims WHERE request_id = ''before''');
 SELECT pg_temp.after('ALTER TABLE idem_claims RENAME TO claims');
--- A claim after all that
+-- A claim without a change
 SELECT pg_temp.after('SELECT 1');
 \t
 \x
@@ -127,8 +127,8 @@ ALTER TABLE idem_claims DROP CONSTRAINT idem_claims_request_id_user_id_scope_key
 DROP TABLE regress_idem_parent, referring;
 DROP ACCESS METHOD regress_idem_heap;
 
--- Columns that were added and dropped are left behind it all: every kind of row is written
--- and read, also one from the time when they were there.
+-- Columns that were added and dropped leave traces in the table: rows of every kind are written
+-- and read, also rows that were written while these columns existed.
 SELECT count(*) FROM pg_attribute WHERE attrelid = 'idem_claims'::regclass AND attnum > 10 AND attisdropped;
 ALTER TABLE idem_claims ADD x text DEFAULT 'x', ADD y int;
 INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, x, y) VALUES
@@ -157,7 +157,7 @@ SELECT idem_cleanup();
 SELECT count(*) FROM idem_claims WHERE request_id LIKE '% with x';
 DELETE FROM idem_claims WHERE request_id <> 'before';
 
--- What is refused is refused everywhere that is written; what reads goes on.
+-- Every function that writes refuses such a table; functions that only read go on.
 CREATE TRIGGER t BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION do_nothing();
 SELECT idem_claim('u', 'before');
 \echo :SQLSTATE
@@ -166,7 +166,7 @@ SELECT idem_forget('u', 'before');
 SELECT idem_cleanup();
 \echo :SQLSTATE
 SELECT idem_status('u', 'before');
--- A disabled one is one all the same.
+-- A disabled trigger is refused, too.
 ALTER TABLE idem_claims DISABLE TRIGGER t;
 SELECT idem_claim('u', 'before');
 \echo :SQLSTATE
@@ -177,7 +177,7 @@ DROP TABLE referenced;
 
 -- ----- indexes -----
 
--- Of every kind; one is made between the claims of a transaction
+-- Indexes of every kind; one is created between two claims of a transaction.
 CREATE INDEX regress_idem_user ON idem_claims (user_id);
 CREATE INDEX regress_idem_expression ON idem_claims (upper(request_id));
 CREATE INDEX regress_idem_partial ON idem_claims (scope) WHERE state = 'failed';
@@ -192,7 +192,7 @@ SELECT count(*) FROM generate_series(101, 200) AS i WHERE idem_claim('indexed', 
 SELECT count(*) FROM generate_series(1, 200) AS i
 WHERE CASE WHEN i % 2 = 0 THEN idem_fail('indexed', 'r' || i, to_jsonb(i), scope => 's') ELSE idem_complete('indexed', 'r' || i, to_jsonb(i), scope => 's') END;
 COMMIT;
--- Retried in place, rolled back, expired and reclaimed, forgotten, cleaned
+-- Rows that are inserted, updated by a retry, rolled back, reclaimed, forgotten, or cleaned
 SELECT count(*) FROM generate_series(1, 20) AS i WHERE idem_claim('indexed', 'r' || i, 's');
 BEGIN;
 SELECT count(*) FROM generate_series(21, 40) AS i WHERE idem_claim('indexed', 'r' || i, 's');
@@ -201,7 +201,7 @@ UPDATE idem_claims SET expires_at = '2020-01-01' WHERE request_id IN ('r41', 'r4
 SELECT idem_claim('indexed', 'r41', 's', '\x41'), idem_claim('indexed', 'r42', 's', '\x42');
 SELECT idem_cleanup();
 SELECT idem_forget('indexed', 'r45', 's');
--- Each index finds what is there, and nothing else. One by one, without the others
+-- Each index, tested without the others, finds exactly the rows of the table.
 ANALYZE idem_claims;
 CREATE FUNCTION pg_temp.found(tested regclass, condition text, OUT by_table bigint, OUT by_index bigint, OUT used bool) LANGUAGE plpgsql AS $$
 DECLARE
@@ -251,7 +251,7 @@ SELECT index, f.* FROM (VALUES
 	('regress_idem_fingerprint', $$fingerprint = '\x41'$$),
 	('regress_idem_fingerprint', $$fingerprint = '\x43'$$)) AS v (index, condition),
 	pg_temp.found(index::regclass, condition) AS f;
--- Wherever it is used, a unique one is unique, and its error undoes the claim.
+-- A unique index of a user is checked, and its error undoes the claim.
 SELECT idem_claim('other', 'r', fingerprint => '\x41');
 \echo :SQLSTATE
 BEGIN;
@@ -262,7 +262,7 @@ ROLLBACK TO s;
 SELECT idem_claim('other', 'r', fingerprint => '\x43');
 SELECT idem_claim('other', 'r', fingerprint => '\x43');
 COMMIT;
--- As does an error in its expression
+-- An error in the expression of an index undoes the claim, too.
 CREATE INDEX regress_idem_error ON idem_claims ((1 / (length(user_id) - 3)));
 BEGIN;
 SAVEPOINT s;
@@ -274,7 +274,8 @@ SAVEPOINT s;
 SELECT idem_claim('abc', 'r');
 \echo :SQLSTATE
 ROLLBACK TO s;
--- In the middle of a batch it undoes all of that, and the block that catches it goes on.
+-- An error in the middle of a batch undoes the whole batch. A block that catches the error can
+-- go on.
 CREATE FUNCTION pg_temp.batch(users text[]) RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(*) FROM idem_claim_many(users, (SELECT array_agg('b' || i ORDER BY i) FROM generate_series(1001, 1100) AS i), 's')
 	WHERE outcome = 'claimed'
@@ -294,7 +295,7 @@ DROP INDEX regress_idem_error;
 SELECT idem_claim('abc', 'r'), idem_claim('abcd', 'r');
 COMMIT;
 SELECT user_id FROM idem_claims WHERE request_id = 'r' ORDER BY 1;
--- An expression can catch an error: that rolls back a subtransaction of its own.
+-- The expression of an index can catch an error, which rolls back a subtransaction of its own.
 CREATE FUNCTION caught(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN
@@ -317,7 +318,8 @@ DROP INDEX regress_idem_user, regress_idem_expression, regress_idem_partial, reg
 	regress_idem_fingerprint, regress_idem_late;
 RESET client_min_messages;
 
--- Only the cleanup needs the index by expiry: it says so, and how to get it back.
+-- Only the cleanup needs the index on expires_at. Without it the cleanup raises an error whose
+-- HINT creates the index again.
 DROP INDEX idem_claims_expires_at_idx;
 SELECT idem_claim('u', 'without index'), idem_claim('u', 'before');
 UPDATE idem_claims SET expires_at = '2020-01-01';
@@ -359,7 +361,7 @@ ALTER SEQUENCE idem_token_seq NO CYCLE;
 SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
 SELECT idem_claim('u', 'without a token');
 
--- The trigger of idem_scopes is for this table only.
+-- The trigger function of idem_scopes refuses other tables.
 CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, key_time text, h int, g timestamptz, i interval);
 CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
 INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', 'uuidv7', 1, NULL);

@@ -1,5 +1,5 @@
--- Leases that lapsed, requests that failed or expired: who may claim them, by the
--- scope's policy, and what is left to the holder before.  lapse() stands for time.
+-- Leases that lapsed, requests that failed or expired: which claims succeed under which policy,
+-- and what the previous holder can still do. lapse() makes a lease end.
 \set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
 
@@ -20,7 +20,7 @@ CREATE FUNCTION token_of(id text) RETURNS bigint LANGUAGE sql AS $$
 	SELECT token FROM idem_claims WHERE user_id = 'takeover' AND request_id = id
 $$;
 
--- Every function that takes a token, and whether any of them wrote anything
+-- Calls every function that takes a token, and shows whether one of them wrote
 CREATE FUNCTION refused(id text, token bigint, scope text DEFAULT '')
 RETURNS TABLE (call text, answer text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -51,7 +51,7 @@ CREATE VIEW rows AS
 		lease_until > clock_timestamp() AS live, expires_at > clock_timestamp() AS remembered
 	FROM idem_claims WHERE user_id = 'takeover' ORDER BY request_id;
 
--- ----- a lapsed holder that nobody replaced -----
+-- ----- a holder whose lease has lapsed, and that was not replaced -----
 
 SELECT token AS a FROM idem_try_claim('takeover', 'a', '', '\x01', NULL, '1 hour', '"made 1"') \gset
 SELECT lapse('a');
@@ -75,9 +75,9 @@ SELECT idem_status('takeover', 'c');
 
 SELECT token AS d FROM idem_try_claim('takeover', 'd', '', '\x01', NULL, '1 hour', '"made 1"') \gset
 SELECT lapse('d');
--- The fingerprint comes before the lease.
+-- The fingerprint is compared before the lease is looked at.
 SELECT outcome, token FROM idem_try_claim('takeover', 'd', '', '\x02', NULL, '1 hour');
--- In a savepoint, undone
+-- A takeover after a savepoint, rolled back
 BEGIN;
 SAVEPOINT s;
 SELECT outcome, token > :d AS grows FROM idem_try_claim('takeover', 'd', lease => '1 hour');
@@ -90,16 +90,16 @@ FROM idem_try_claim('takeover', 'd', lease => '1 hour');
 SELECT token_of('d') AS d2 \gset
 SELECT * FROM rows WHERE request_id = 'd';
 SELECT * FROM refused('d', :d);
--- Nor does it count once the new lease lapsed, too.
+-- The old token does not count again when the new lease has lapsed.
 SELECT lapse('d');
 SELECT * FROM refused('d', :d);
 SELECT idem_extend('takeover', 'd', :d2, '1 hour', '"made 2"') > clock_timestamp() AS live;
--- A successor's own progress does not replace what it is told with the answer.
+-- A claim that takes over gets the stored progress; the progress in the call is ignored.
 SELECT lapse('d');
 SELECT outcome, progress, token > :d2 AS grows FROM idem_try_claim('takeover', 'd', lease => '1 hour', progress => '"made 3"');
 SELECT * FROM rows WHERE request_id = 'd';
 SELECT idem_complete('takeover', 'd', '"done"', token_of('d'));
--- Not even with the same result
+-- The old holder cannot settle with the same result either.
 SELECT idem_complete('takeover', 'd', '"done"', :d);
 SELECT * FROM refused('d', :d2);
 
@@ -112,7 +112,7 @@ SELECT outcome, progress, token, lease_until FROM idem_try_claim('takeover', 'e'
 SELECT * FROM rows WHERE request_id = 'e';
 SELECT * FROM refused('e', :e);
 ROLLBACK;
--- Rolled back, the lease is what it was.
+-- After ROLLBACK the lease is as it was.
 SELECT * FROM rows WHERE request_id = 'e';
 SELECT idem_fence('takeover', 'e', :e);
 BEGIN;
@@ -121,7 +121,7 @@ SELECT idem_complete('"transactional"');
 COMMIT;
 SELECT * FROM rows WHERE request_id = 'e';
 SELECT * FROM refused('e', :e);
--- Failed by the transaction
+-- The transaction that took over fails the request.
 SELECT token AS f FROM idem_try_claim('takeover', 'f', lease => '1 hour') \gset
 SELECT lapse('f');
 BEGIN;
@@ -130,14 +130,14 @@ SELECT idem_fail('"transactional"');
 COMMIT;
 SELECT * FROM rows WHERE request_id = 'f';
 SELECT * FROM refused('f', :f);
--- In a batch
+-- Taken over in a batch
 SELECT token AS g FROM idem_try_claim('takeover', 'g', lease => '1 hour', progress => '1') \gset
 SELECT lapse('g');
 SELECT * FROM idem_claim_many('{takeover,takeover}', '{g,g}');
 SELECT * FROM rows WHERE request_id = 'g';
 SELECT * FROM refused('g', :g);
 
--- A fence of our own does not stop us from taking the lapsed lease over.
+-- A transaction that has fenced can itself take over the lapsed lease.
 SELECT token AS h FROM idem_try_claim('takeover', 'h', lease => '1 hour') \gset
 SELECT lapse('h');
 BEGIN;
@@ -159,7 +159,7 @@ SELECT idem_claim('takeover', 'i', 'unknown');
 SELECT * FROM idem_claim_many('{takeover}', '{i}', 'unknown');
 SELECT outcome FROM idem_try_claim('takeover', 'i', 'unknown', '\x02');
 SELECT idem_status('takeover', 'i', 'unknown'), state, progress FROM idem_lookup('takeover', 'i', 'unknown');
--- Its holder still can.
+-- The holder can still extend and settle.
 SELECT idem_extend('takeover', 'i', :i, '1 hour', scope => 'unknown') > clock_timestamp() AS live_again;
 SELECT outcome FROM idem_try_claim('takeover', 'i', 'unknown', wait => '0');
 SELECT lapse('i');
@@ -175,7 +175,7 @@ SELECT lapse('k');
 SELECT idem_forget('takeover', 'k', 'unknown');
 SELECT outcome, token > :k AS grows FROM idem_try_claim('takeover', 'k', 'unknown', lease => '1 hour');
 SELECT * FROM refused('k', :k, 'unknown');
--- The policy decides when the question is asked.
+-- The policy at the time of the claim decides.
 SELECT lapse('k');
 UPDATE idem_scopes SET lapsed = 'reclaim' WHERE scope = 'unknown';
 SELECT outcome FROM idem_try_claim('takeover', 'k', 'unknown', lease => '1 hour');
@@ -203,7 +203,7 @@ SELECT idem_fail('takeover', 'm', '"no again"', token_of('m'), 'retryable');
 BEGIN;
 SELECT idem_claim('takeover', 'm', 'retryable');
 SELECT idem_fail('"third"');
--- Run again in the same transaction: that is what the policy says.
+-- A claim in the same transaction executes the request again, as the policy says.
 SELECT outcome, result FROM idem_try_claim('takeover', 'm', 'retryable');
 SELECT idem_complete('"fourth"');
 SELECT outcome, result FROM idem_try_claim('takeover', 'm', 'retryable');
@@ -244,7 +244,7 @@ CALL prepare('');
 SELECT request, outcome FROM claims('', '\x02', NULL);
 SELECT * FROM claims('', NULL, '1 hour');
 CALL prepare('reclaim');
--- As a claim sees it: the first three are not there.
+-- Under reclaim the reading functions also treat the first three as absent.
 SELECT request, idem_status('takeover', request, 'reclaim'), idem_result('takeover', request, 'reclaim'), state
 FROM unnest('{completed,failed,lapsed,live}'::text[]) request, idem_lookup('takeover', request, 'reclaim');
 SELECT request, outcome, remembered FROM claims('reclaim', '\x02', NULL);
@@ -254,13 +254,13 @@ SELECT * FROM claims('reclaim', NULL, '1 hour');
 SELECT * FROM rows;
 CALL prepare('reclaim');
 SELECT * FROM idem_claim_many('{takeover,takeover,takeover,takeover}', '{completed,failed,lapsed,live}', 'reclaim', wait => '0');
--- Under unknown, what nobody settled is not forgotten.
+-- Under lapsed = unknown an unsettled request does not count as absent when it has expired.
 CALL prepare('reclaim unknown');
 SELECT * FROM claims('reclaim unknown', NULL, '1 hour');
 CALL prepare('unknown');
 SELECT * FROM claims('unknown', NULL, '1 hour');
 
--- Nor is it cleaned, as little as a live lease; all else is.
+-- A cleanup removes neither such a request nor a live lease, and all other expired rows.
 CALL prepare('unknown');
 SELECT idem_cleanup() > 0 AS cleaned;
 SELECT request_id FROM rows;
@@ -270,7 +270,7 @@ SELECT idem_cleanup() > 0 AS cleaned;
 SELECT request_id FROM rows;
 SELECT idem_heal('takeover', 'live', '1');
 SELECT expires_at > clock_timestamp() AS remembered FROM idem_lookup('takeover', 'live');
--- The holder of what was cleaned has lost it.
+-- The holder of a lease that was cleaned has lost it.
 SELECT * FROM refused('lapsed', 1);
 
 -- ----- tokens grow from holder to holder -----
@@ -296,7 +296,7 @@ BEGIN
 			WHEN 2 THEN
 				PERFORM lapse('tokens');
 				COMMIT;
-				-- A transaction in between leaves no token behind.
+				-- A claim without a lease in between stores no token.
 				PERFORM idem_claim('takeover', 'tokens');
 				PERFORM idem_forget('takeover', 'tokens');
 			WHEN 3 THEN PERFORM lapse('tokens');

@@ -1,7 +1,7 @@
 -- Claims in prepared transactions. :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
 
--- In a prepared transaction it is held until that ends.
+-- A prepared transaction holds its keys until it ends.
 BEGIN;
 SELECT idem_claim('2pc', 'committed', fingerprint => '\x01');
 SAVEPOINT s;
@@ -13,14 +13,14 @@ ROLLBACK TO s;
 SELECT idem_complete('2pc', 'committed', '1');
 PREPARE TRANSACTION 'idem_claim_1';
 SELECT outcome, result FROM idem_try_claim('2pc', 'committed', wait => '0');
--- Preparing ends the transaction: it holds nothing any more.
+-- PREPARE ends the transaction of the session, which then holds no key.
 SELECT idem_result();
 \echo :SQLSTATE
 SELECT idem_complete('1');
 \echo :SQLSTATE
 SELECT idem_complete('2pc', 'committed', '1');
 \echo :SQLSTATE
--- The caller asks not to wait, the setting says so, the deadline passes.
+-- in_progress and timed_out: by the argument wait, and by the setting idem.wait
 SELECT idem_claim('2pc', 'committed', wait => '0');
 \echo :SQLSTATE
 SET idem.wait = 0;
@@ -35,17 +35,17 @@ SELECT idem_forget('2pc', 'committed');
 \echo :SQLSTATE
 RESET idem.wait;
 SELECT outcome, result, progress, token, expires_at, lease_until FROM idem_try_claim('2pc', 'committed', wait => '1 ms');
--- What it wrote says nothing, its fingerprint included.
+-- Nothing of the row counts before the commit, its fingerprint included.
 SELECT outcome FROM idem_try_claim('2pc', 'committed', fingerprint => '\x02', wait => '0');
 SELECT idem_status('2pc', 'committed') IS NULL AS not_committed, count(*) FROM idem_lookup('2pc', 'committed');
--- A lock_timeout of the caller's own that is shorter raises what it always does.
+-- If the lock_timeout of the caller is shorter than the wait, it raises 55P03 as always.
 SET lock_timeout = '1ms';
 SELECT idem_claim('2pc', 'committed', wait => '1 hour');
 \echo :SQLSTATE
 SELECT idem_claim('2pc', 'committed', wait => '0');
 \echo :SQLSTATE
 RESET lock_timeout;
--- The wait leaves nothing behind: neither a setting nor a savepoint's work.
+-- After a wait lock_timeout is as before, and the transaction keeps its work.
 BEGIN;
 SELECT idem_claim('2pc', 'mine');
 SELECT outcome FROM idem_try_claim('2pc', 'committed', wait => '1 ms');
