@@ -1,9 +1,9 @@
-# A session in the background: psql on a pipe, one request at a time.
+# A session in the background: psql on a pipe, one statement at a time.
 #
 #	my $client = Client->new($node);
 #	$client->ask('SELECT 1');                # '1', or 'ERROR:  ID409'
-#	$client->send('SELECT something_slow()'); # goes on
-#	$client->answer;                         # waits for it
+#	$client->send('SELECT something_slow()'); # does not wait
+#	$client->answer;                         # waits for the answer
 #	$client->quit;
 
 package Client;
@@ -50,7 +50,7 @@ sub send
 	return;
 }
 
-# Without the last line's end; of a session that was ended, what it said
+# The answer without its last line break; if the session was terminated, its last output
 sub answer
 {
 	my ($self) = @_;

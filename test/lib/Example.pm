@@ -27,11 +27,11 @@ my $owner = $$;
 my @databases;
 my ($database, $redis_pid);
 
-# Also when the test is interrupted: END is run then, and the folder removed.
+# An interrupted test must run END, too, and remove the folder.
 $SIG{INT} = $SIG{TERM} = sub { exit 1 };
 $SIG{PIPE} = 'IGNORE';
 
-# The seed of everything that is random: the first argument, or a new one
+# Sets the seed of everything that is random: the first argument, or a new seed
 sub seed
 {
 	my $seed = $ARGV[0] // int rand 1_000_000_000;
@@ -48,7 +48,7 @@ sub recipe_sql
 	return scalar <$file>;
 }
 
-# make_database(SUFFIX, SQL): connect_database() is then to this one
+# make_database(SUFFIX, SQL): connect_database() then connects to this database
 sub make_database
 {
 	my ($suffix, $sql) = @_;
@@ -67,7 +67,7 @@ sub make_database
 	return;
 }
 
-# However slow this machine is, no wait ends that an example has not limited itself.
+# On a slow machine no wait may end early, unless the example itself limits it.
 sub connect_database
 {
 	return DBI->connect("dbi:Pg:dbname=$database;options=-cidem.wait=600s", $ENV{PGUSER}, undef,
@@ -100,7 +100,7 @@ sub connect_redis
 	return Redis->new(sock => "$folder/redis.sock", encoding => undef, @_);
 }
 
-# A process of its own: spawn(CODE) -> its id.  It shares no connection.
+# spawn(CODE): runs it in a new process, which shares no connection, and returns the process id
 sub spawn
 {
 	my ($code) = @_;
@@ -112,7 +112,7 @@ sub spawn
 	POSIX::_exit(0);
 }
 
-# wait_for(QUERY): until it returns true; false after three minutes
+# wait_for(QUERY): waits until it returns true, and returns false after three minutes
 sub wait_for
 {
 	my ($db, $query) = @_;

@@ -1,4 +1,4 @@
-# The worker removes what has expired, in every database and nothing else.
+# The worker removes expired claims in every database, and nothing else.
 
 use strict;
 use warnings;
@@ -9,7 +9,7 @@ use Test::More;
 
 my $node;
 
-# A claim in the scope 'short' expires within a second, one in 'longer' after it.
+# A claim in the scope 'short' expires within a second, and one in 'longer' later.
 sub create_extension
 {
 	my ($database) = @_;
@@ -45,7 +45,7 @@ sub is_kept
 		1, $name);
 }
 
-# Of this one the worker was not told: as if restored or replicated.
+# The worker gets no message of this row, as of one that was restored or replicated.
 sub insert_expired
 {
 	my ($database, $request) = @_;
@@ -124,7 +124,7 @@ ok( $node->poll_query_until(
 $node->safe_psql('postgres',
 	q{ALTER SYSTEM SET idem.databases = 'POSTGRES, "Odd, name"'});
 $node->reload;
-# One that is looked at after the reload proves that the reload has happened.
+# This row is removed only after the reload, which proves that the reload has happened.
 insert_expired('postgres', 'reload');
 $node->reload;
 is_removed('postgres', 'reload', 'a reload makes the worker look again');
@@ -149,7 +149,7 @@ my $locked = '';
 $session->query_safe('BEGIN');
 while ($locked eq '')
 {
-	# The worker can be faster than the lock.
+	# The worker can remove the row before it is locked.
 	insert_expired('postgres', 'locked');
 	$locked = $session->query_safe(
 		"SELECT request_id FROM idem_claims WHERE request_id = 'locked' FOR KEY SHARE"
@@ -168,7 +168,7 @@ ok( $node->poll_query_until(
 $session->query_safe('COMMIT');
 is_removed('postgres', 'locked', 'it is removed once it is free');
 
-# It commits when the low-water mark has passed it.
+# A claim that commits when the low-water mark has already passed its expires_at
 $session->query_safe('BEGIN');
 $session->query_safe("SELECT idem_claim('user', 'late', 'short')");
 claim('postgres', 'younger', 'longer');
@@ -190,7 +190,7 @@ $node->reload;
 is_removed('postgres', 'restored', 'one that nobody announced, too');
 $session->quit;
 
-# ----- settings of the server that are meant for applications -----
+# ----- settings of the server that are meant for applications only -----
 
 $node->append_conf(
 	'postgresql.conf', q{

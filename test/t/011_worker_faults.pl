@@ -1,4 +1,5 @@
-# The worker goes on after whatever happens, and is in nobody's way.
+# The worker survives signals, errors, missing slots and crashes, and makes no command wait for
+# long.
 
 use strict;
 use warnings;
@@ -18,7 +19,7 @@ sub create_extension
 	});
 }
 
-# Waits for a query's result to be true.
+# Waits until the query returns true
 sub becomes
 {
 	my ($database, $query, $name) = @_;
@@ -27,7 +28,7 @@ sub becomes
 
 my $cleaned = 0;
 
-# The worker can do its job: a claim of now is removed when it has expired.
+# Checks that the worker works: it removes a new claim once that has expired.
 sub is_cleaned
 {
 	my ($database, $name) = @_;
@@ -40,8 +41,8 @@ sub is_cleaned
 		$name);
 }
 
-# With batches of one row there is always a batch on its way, or between two of them.
-# Returns the pid of the worker that was seen in one.
+# Inserts so many expired claims that a worker with batches of one row is busy for long.
+# Returns the pid of that worker.
 my $backlog_rows = 300_000;
 
 sub make_backlog
@@ -62,8 +63,8 @@ sub make_backlog
 	return $node->safe_psql('postgres', "SELECT pid $worker");
 }
 
-# That worker was in the way of a command, and made room for it: it did not end because
-# its work was done.
+# Checks that the worker ended because a command needed the database, and not because it had
+# finished its work.
 sub has_made_room
 {
 	my ($worker, $offset, $name) = @_;
@@ -109,7 +110,7 @@ is_cleaned('postgres', 'and cleaning goes on');
 my $session = $node->background_psql('postgres');
 $session->set_query_timer_restart();
 
-# The worker waits for the table, as long as we want it to.
+# Makes a worker wait for the lock of the table until the session commits
 sub hold_worker
 {
 	$session->query_safe('BEGIN; LOCK TABLE idem_claims');
@@ -143,7 +144,7 @@ becomes(
 $session->query_safe('COMMIT');
 is_cleaned('postgres', 'and tried again');
 
-# A launcher that finds the worker of the one before leaves it alone.
+# A new launcher leaves the worker of the previous launcher running.
 $pid = hold_worker();
 my $former = $node->safe_psql('postgres', $launcher);
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($former)");
@@ -156,8 +157,7 @@ is_cleaned('postgres', 'and cleaning goes on');
 
 # ----- settings -----
 
-# A reload is followed by one look; it is what expires later that shows the
-# interval.
+# After a reload the worker runs once. A claim that expires later shows the interval.
 set_and_reload('idem.cleanup_interval' => q{'1h'});
 $node->safe_psql(
 	'postgres', q{
@@ -213,7 +213,7 @@ like(
 $node->safe_psql('postgres', 'DROP TRIGGER "größer" ON idem_claims');
 is_cleaned('postgres', 'and goes on when the cause is gone');
 
-# ----- the extension goes and comes -----
+# ----- the extension is dropped and created -----
 
 set_and_reload('idem.cleanup_batch_size' => 1);
 $node->safe_psql('postgres', 'CREATE DATABASE victim');
@@ -230,9 +230,9 @@ unlike(slurp_file($node->logfile, $offset),
 create_extension('victim');
 is_cleaned('victim', 'and comes back with the extension');
 
-# ----- nobody waits for the worker -----
+# ----- commands do not wait for the worker -----
 
-# Such a command fails if the other sessions of the database do not leave in time.
+# DROP DATABASE and its like fail if the other sessions do not leave the database in time.
 set_and_reload('log_min_messages' => 'debug1');
 my $worker = make_backlog('victim');
 $offset = -s $node->logfile;
@@ -264,7 +264,7 @@ max_logical_replication_workers = 0
 my $restarted_at = time;
 $offset = -s $node->logfile;
 $node->restart;
-# All databases are due, and there is a slot for one of them.
+# All databases are due, and there is a slot for one worker.
 $node->wait_for_log(qr/WARNING: .*no background worker slot is free/, $offset);
 is_cleaned($_, "\"$_\" is cleaned though workers have to take turns")
   for ('copy', 'postgres');

@@ -1,4 +1,4 @@
-# What operators see of the cleanup.
+# The statistics of the cleanup.
 
 use strict;
 use warnings;
@@ -9,7 +9,7 @@ use Test::More;
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
-# Here the test is to be the only one who cleans.
+# No worker cleans here, only the test.
 $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idem'
@@ -115,7 +115,7 @@ fails_with(
 fails_with('BEGIN; CALL idem_cleanup_all()',
 	qr/2D000: /, 'idem_cleanup_all() cannot run inside a transaction block');
 
-# ----- the age of what has expired -----
+# ----- the age of the oldest expired claim -----
 
 query(q{BEGIN; SELECT idem_claim('user', 'rolled back', 'short'); ROLLBACK});
 stat_is('oldest_expired_age', '', 'a claim that was rolled back is not known');

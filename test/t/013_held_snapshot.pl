@@ -1,6 +1,5 @@
-# While somebody holds an old snapshot the index keeps an entry of each claim that
-# was removed. The worker does not pass them all in one batch, and finds what there
-# is among them.
+# While a session holds an old snapshot, the index keeps a dead entry of each removed claim.
+# The worker does not scan all dead entries in one batch, and finds the live ones among them.
 
 use strict;
 use warnings;
@@ -9,7 +8,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Entries of rows that are gone that a batch passes, up to the end of a second
+# So many dead entries does a batch pass. It then goes on to the end of their second.
 my $gone_max = 50_000;
 my $rows_a_second = 1000;
 my $rows = 180_000;
@@ -44,7 +43,7 @@ sub is_removed
 		$name);
 }
 
-# One that nobody announced, some seconds after the first of those that are gone
+# Inserts an expired row that no message announces, some seconds after the first dead entry
 sub insert_expired
 {
 	my ($request, $seconds, $scope, $state) = @_;
@@ -57,7 +56,7 @@ sub insert_expired
 	);
 }
 
-# The batches that the log tells of, from an offset on
+# The batches in the log, from an offset on
 sub batches
 {
 	my ($offset) = @_;
@@ -71,7 +70,7 @@ sub batches
 	return @batches;
 }
 
-# The slice that removed the latest row
+# The latest slice behind the mark that removed a row
 sub removing_slice
 {
 	my ($offset) = @_;
@@ -94,25 +93,26 @@ $node->reload;
 becomes("rows_deleted = $rows FROM idem_stat_cleanup",
 	'claims are removed while a snapshot is held');
 
-# ----- a walk through what is left of them -----
+# ----- a rescan of the dead entries -----
 
 my $last_second = $rows / $rows_a_second - 1;
 my $offset = -s $node->logfile;
 insert_expired('last', $last_second);
 $node->reload;
-is_removed('last', 'a claim at the end of a walk is found');
+is_removed('last', 'a rescan finds a claim at its end');
 becomes("rows_deleted = $rows + 1 AND NOT backlog FROM idem_stat_cleanup",
 	'and counted');
 
 my $slice = removing_slice($offset);
+ok($slice, 'the log has the slice that removed it');
 cmp_ok($slice->{gone}, '<', $gone_max,
-	'the walk has come to it in several slices');
+	'the rescan has come to it in several slices');
 $node->safe_psql('postgres', q{SELECT idem_claim('user', 'now', 'short')});
 is_removed('now', 'a claim at the mark is removed');
 
-# ----- the next worker goes on where one has ended -----
+# ----- the next worker goes on where the previous one has ended -----
 
-# A lease makes the worker look up the scope's policy, which we have locked.
+# For a lease the worker reads the policy of the scope, which the session has locked.
 $session->query_safe('BEGIN; LOCK TABLE idem_scopes');
 insert_expired('lease', $last_second, 'lease', 'in_progress');
 $node->reload;
@@ -135,13 +135,13 @@ insert_expired('unknown 1', 0, 'unknown', 'in_progress');
 insert_expired('unknown 2', $last_second, 'unknown', 'in_progress');
 $node->reload;
 becomes('rows_unknown = 2 FROM idem_stat_cleanup',
-	'what is kept for good is counted over the slices of a walk');
+	'claims that are kept are counted over the slices of a rescan');
 
 my $locked = '';
 $session->query_safe('BEGIN');
 while ($locked eq '')
 {
-	# The worker can be faster than the lock.
+	# The worker can remove the row before it is locked.
 	insert_expired('locked', 0);
 	$locked = $session->query_safe(
 		"SELECT request_id FROM idem_claims WHERE request_id = 'locked' FOR KEY SHARE"
@@ -150,7 +150,7 @@ while ($locked eq '')
 $node->reload;
 becomes(q{oldest_expired_age > '1 year' FROM idem_stat_cleanup},
 	'one that is locked is known to be there');
-# Nobody orders this walk, which begins at the one that is known.
+# This rescan is not requested; it begins at the row that is known to be there.
 insert_expired('behind', $last_second);
 is_removed('behind', 'another one behind the mark is found on the way from it');
 $node->safe_psql('postgres', q{SELECT idem_claim('user', 'then', 'short')});
@@ -164,18 +164,19 @@ becomes('oldest_expired_age IS NULL FROM idem_stat_cleanup',
 is( $node->safe_psql(
 		'postgres', 'SELECT rows_unknown, errors FROM idem_stat_cleanup'),
 	'2|0',
-	'what is kept for good is still counted');
+	'claims that are kept are still counted');
 
-# ----- all the while -----
+# ----- all batches of this test -----
 
 my @batches = batches(0);
+cmp_ok(scalar(@batches), '>', 10, 'the log has the batches');
 is( scalar(grep { $_->{gone} >= $gone_max + $rows_a_second } @batches),
-	0, 'no batch passes more than its share');
+	0, 'no batch passes more dead entries than it may');
 my @pairs = map { $batches[ $_ - 1 ]{where} . ' ' . $batches[$_]{where} } 1 .. $#batches;
 is(scalar(grep { $_ eq 'behind behind' } @pairs),
 	0, 'after each slice comes a batch at the mark');
 
-# ----- who calls the cleanup wants something done -----
+# ----- a session that calls idem_cleanup() is not limited -----
 
 $node->safe_psql('postgres', q{ALTER SYSTEM SET idem.databases = 'nothing'});
 $node->reload;

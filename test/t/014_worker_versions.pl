@@ -1,5 +1,5 @@
-# The worker where the library does not serve the SQL objects: it says so, keeps what it
-# knows of the claims, and cleans again when the versions fit.
+# The worker, when the library does not support the version of the SQL objects: it reports an
+# error, keeps its statistics and marks, and cleans again once the versions fit.
 
 use strict;
 use warnings;
@@ -37,7 +37,7 @@ sub set_version
 
 my $offset = -s $node->logfile;
 
-# How often the log has the error of a worker
+# How often a worker has logged the error about this version
 sub logged
 {
 	my ($version) = @_;
@@ -46,7 +46,7 @@ sub logged
 	return scalar @found;
 }
 
-# A claim that expires at once; no worker sees it in a version that is served.
+# A claim that expires at once. Until the version is reset no worker can remove it.
 $node->safe_psql('postgres', q{
 	BEGIN;
 	SELECT idem_claim('u', 'r', 'short');
@@ -66,7 +66,7 @@ is( $node->safe_psql(
 	't', 'in the metrics, too');
 is(logged('0.9'), 1, 'the log has it once');
 
-# Another one is news.
+# An error about another version is logged again.
 set_version('99.0');
 becomes(
 	q{SELECT last_error LIKE 'extension "idem" is version 99.0, but the library requires %' FROM idem_stat_cleanup},
@@ -85,7 +85,7 @@ set_version('1.0');
 becomes('SELECT count(*) = 0 FROM idem_claims',
 	'when the versions fit, it is cleaned without being told');
 
-# The same goes for an object that cannot be found.
+# The same applies to a member of the extension that is missing.
 $offset = -s $node->logfile;
 $node->safe_psql('postgres', q{
 	BEGIN;

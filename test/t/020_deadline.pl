@@ -1,5 +1,5 @@
-# The deadline of a claim spans all that it waits for; a waiter follows its holder
-# through PREPARE; a promise counts from the clock, not from now().
+# A claim has one deadline for all its waits; a waiter goes on waiting when its holder is
+# prepared; expires_at counts from the time of the claim, not from now().
 
 use strict;
 use warnings;
@@ -8,8 +8,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# The holder changes after HANDOVER seconds. A deadline that started anew would
-# end at their sum: the limit lies between, with room for a slow machine.
+# The holder changes after HANDOVER seconds. A deadline that started again would end after
+# HANDOVER + WAIT seconds. LIMIT is less than that, and leaves time for a slow machine.
 use constant { WAIT => 6, HANDOVER => 4, LIMIT => 9 };
 
 my $node = PostgreSQL::Test::Cluster->new('main');
@@ -33,8 +33,8 @@ sub session
 	return $session;
 }
 
-# Starts a claim in a session of its own and returns when it waits: the backend's
-# pid, and what to finish() in the end. Its answer goes into the table.
+# Starts a claim in a session of its own, and returns the backend's pid and the session once it
+# waits. The answer goes into the table.
 sub start_waiter
 {
 	my ($request, $arguments) = @_;
@@ -89,16 +89,16 @@ sub is_timed_out
 
 # ----- one deadline -----
 
-# All at once, since they take their time.
+# All three at once, since each takes some seconds.
 my $wait = "wait => '" . WAIT . " s'";
 
-# A savepoint that is released: first it is waited for, then its transaction.
+# A savepoint is released: the waiter waits for the savepoint, and then for the transaction.
 my $saver = session();
 $saver->query_safe("SAVEPOINT s; SELECT idem_claim('u', 'savepoint')");
 my ($saver_pid, $saver_waiter) = start_waiter('savepoint', $wait);
 
-# Two holders, one after the other. The waiter sleeps while the second one takes
-# over, or it might be faster.
+# Two holders, one after the other. The waiter is stopped while the second session takes over;
+# otherwise the waiter might claim first.
 my $first = session();
 $first->query_safe("SELECT idem_claim('u', 'holders')");
 my ($second_pid, $second) = (undef, session());
@@ -109,7 +109,7 @@ $second->query_until(qr/started/, qq{\\echo started
 wait_until_blocked($second_pid);
 my ($holders_pid, $holders_waiter) = start_waiter('holders', $wait);
 
-# Two who lock the row, one after the other
+# Two sessions lock the row, one after the other.
 $node->safe_psql('postgres', q{
 	INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	VALUES ('2020-01-01', 'completed', 'row', 'u', 'reclaim')});
@@ -164,7 +164,7 @@ for my $end ('COMMIT', 'ROLLBACK')
 	$waiter->quit;
 }
 
-# Across a restart, too
+# A prepared holder survives a restart.
 my $holder = session();
 $holder->query_safe("SELECT idem_claim('u', 'restart'); PREPARE TRANSACTION 'holder'");
 $holder->quit;
@@ -176,10 +176,10 @@ $node->safe_psql('postgres', "COMMIT PREPARED 'holder'");
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'restart')"),
 	'f', '... and has executed when it is committed');
 
-# ----- all at once -----
+# ----- lock and deadline at once -----
 
-# The lock is granted and the deadline passes while the waiter cannot run: it finds both,
-# answers, and has no cancel of its own left.
+# While the waiter is stopped, its lock is granted and its deadline passes. Once it runs it
+# answers, and no pending cancel hits its next statement.
 $holder = session();
 $holder->query_safe("SELECT idem_claim('u', 'stopped')");
 my ($stopped, $stopped_waiter) = start_waiter('stopped', "wait => '1 s'");

@@ -22,7 +22,7 @@ max_pred_locks_per_transaction = 256
 });
 $node->start;
 
-# How an attempt ends is its mode; 1 is rolled back by the script.
+# The mode of an attempt is how it ends; the script rolls back mode 1.
 $node->safe_psql('postgres', q{
 CREATE EXTENSION idem;
 CREATE SEQUENCE attempts;
@@ -55,7 +55,7 @@ BEGIN
 END $$;
 });
 
-# The next attempt's key: neighbours in time try the same one.
+# The key of the next attempt: attempts close in time try the same key.
 my $script = $node->basedir . '/race.sql';
 append_to_file($script, qq{
 \\set mode random(1, 8)

@@ -1,5 +1,5 @@
-# Crash recovery: in the middle of claims no execution is doubled or lost, and a
-# batch of the cleanup that was not committed has removed nothing.
+# A crash in the middle of claims doubles and loses no execution, and a batch of the cleanup
+# that was not committed has removed nothing.
 
 use strict;
 use warnings;
@@ -66,7 +66,7 @@ for my $round (1 .. 3)
 		"round $round: each execution has its claim and result, and each claim its execution");
 }
 
-# A batch in the middle of the crash
+# The server crashes during a batch of the cleanup.
 $node->safe_psql('postgres',
 	"UPDATE idem_claims SET expires_at = now() - interval '1 hour'");
 my $claims = $node->safe_psql('postgres', 'SELECT count(*) FROM idem_claims');

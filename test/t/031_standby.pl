@@ -1,5 +1,5 @@
-# A standby refuses claims and answers look-ups; promoted, it has all claims, and
-# its worker cleans.
+# A standby refuses claims and answers look-ups. Once promoted it has all claims, and its
+# worker cleans.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# pg_dump and pg_restore keep claims, scopes and tokens, also when the owner of
-# the database, who is no superuser, runs them; and pg_upgrade's way of dumping.
+# pg_dump and pg_restore keep claims, scopes and tokens, also if the owner of the database runs
+# them and is no superuser; and so does a dump as pg_upgrade makes it.
 
 use strict;
 use warnings;
@@ -28,7 +28,7 @@ sub as
 	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
 }
 
-# Trusted: the owner of the database installs it and grants its use.
+# The extension is trusted: the owner of the database installs it and grants rights.
 as('owner', 'shop', q{
 CREATE SCHEMA requests;
 CREATE EXTENSION idem SCHEMA requests;
@@ -64,7 +64,7 @@ sub content
 my $before = content('shop');
 like($before, qr/"paid": 30/, 'there is something to dump');
 
-# What was executed between the dump and the restore is not known in the copy.
+# The copy does not know what was executed between the dump and the restore.
 my $unknown_past = q{SELECT guarded_since > clock_timestamp() FROM requests.idem_scopes WHERE scope = 'v7'};
 
 my @as_owner = ('-h', $node->host, '-p', $node->port, '-U', 'owner');
@@ -90,7 +90,7 @@ is(as('app', 'copy_by_superuser', "SELECT requests.idem_claim('user', 'done', fi
 as('owner', 'copy_by_superuser', "SELECT requests.idem_revoke('app', 'app'), requests.idem_grant('operator', 'app')");
 isnt($node->psql('copy_by_superuser', "SELECT requests.idem_claim('user', 'x')", extra_params => [ '-U', 'app' ]),
 	0, 'the owner of the schema revokes what it has granted');
-# The next dump of the copy has both grantors.
+# The next dump of the copy has the rights of both grantors.
 $node->safe_psql('copy_by_superuser', "SELECT requests.idem_grant('app', 'app')");
 $node->safe_psql('postgres', 'CREATE DATABASE second_copy');
 command_ok([ 'pg_dump', '-Fc', '-f', "$dump.2", $node->connstr('copy_by_superuser') ], 'a superuser dumps the copy');
@@ -101,7 +101,7 @@ my ($status, $out, $err) = $node->psql('shop', q{SELECT requests.idem_claim('use
 	extra_params => [ '-U', 'nobody' ]);
 like($err, qr/permission denied/, 'nobody else may claim');
 
-# A column of the extension that was dropped does not come back, but by the HINT.
+# A column of the extension was dropped: dump and restore, as the HINT says, bring it back.
 $node->safe_psql('copy_by_superuser', 'ALTER TABLE requests.idem_claims DROP COLUMN progress');
 ($status, $out, $err) = $node->psql('copy_by_superuser', q{SELECT requests.idem_claim('user', 'x')});
 like($err, qr/HINT:  Dump this database and restore it:/, 'a table without a column is refused');

@@ -19,7 +19,7 @@ sub error_of
 	return $err;
 }
 
-# The library alone
+# The library without SQL objects
 is($node->safe_psql('postgres', "LOAD 'idem'; SHOW idem.ttl"),
 	'1h', 'the library can be loaded without the extension');
 $node->safe_psql('postgres', q{
@@ -30,7 +30,7 @@ like($err, qr/extension "idem" is not installed in this database/,
 	'and says that the extension is missing');
 like($err, qr/HINT: +Run CREATE EXTENSION idem/, 'and what to do');
 
-# SQL objects of another version than the library serves
+# SQL objects of a version that the library does not support
 $node->safe_psql('postgres', 'CREATE EXTENSION idem');
 my $own = $node->safe_psql('postgres',
 	"SELECT default_version FROM pg_available_extensions WHERE name = 'idem'");
@@ -48,7 +48,7 @@ my $newer = qr/Install the newer library\. If it is installed already, restart t
 my $unknown = qr/Install the library that this version of the extension came with/;
 my ($major, $minor) = $own =~ /^(\d+)\.(\d+)$/;
 
-# Compared as versions, not as text: 1.10 comes after 1.9.
+# They are compared as versions, not as text: 1.10 is later than 1.9.
 for my $case (
 	[ '0.9', $update ],
 	[ '0.10', $update ],
@@ -84,11 +84,11 @@ set_version($own);
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'r')"),
 	't', 'and its own version is served');
 
-# The SQL objects alone: as after a package was removed
+# The SQL objects without the library, as after its package was removed
 $node->safe_psql('postgres', q{
 	UPDATE pg_proc SET probin = '$libdir/idem_removed' WHERE probin = '$libdir/idem'});
 $err = error_of("SELECT idem_claim('u', 'r2')");
-# From 18 on without the prefix
+# From PostgreSQL 18 on the message lacks the prefix.
 like($err, qr/could not access file "(\$libdir\/)?idem_removed"/,
 	'without its library a claim fails');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem_claims"),

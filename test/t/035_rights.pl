@@ -1,5 +1,5 @@
-# Nobody gets more than he was given: what a role can do with the extension, and with
-# what it was granted by mistake.
+# No role gets more rights than it was granted: what each role can do with the extension, and
+# with rights that were granted by mistake.
 #
 #	stranger	nothing
 #	app			idem_grant(..., 'app')
@@ -69,7 +69,7 @@ as('owner', 'CREATE SCHEMA requests; CREATE EXTENSION idem SCHEMA requests');
 as('owner', "SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator')");
 as('owner', 'GRANT USAGE, CREATE ON SCHEMA requests TO granted');
 
-# ----- the cause -----
+# ----- no function runs with the rights of its owner -----
 
 is(superuser(q{
 		SELECT string_agg(p.oid::regprocedure::text, ' ') FROM pg_proc p
@@ -77,10 +77,10 @@ is(superuser(q{
 			WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e' AND e.extname = 'idem')}),
 	'', 'no function runs with the rights of its owner');
 
-# ----- a name that is exchanged while a change of a policy waits -----
+# ----- the schema is renamed while a change of a policy waits -----
 
-# What the owner of the schema puts in the place of idem's objects. Every trigger wants
-# to make its role superuser.
+# Objects that the owner of the schema puts in the place of idem's. Each trigger tries to make
+# its role superuser.
 my $escalate = q{
 	CREATE FUNCTION %1$s.escalate() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
@@ -105,7 +105,7 @@ as('owner', 'CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO PUBLIC;' . sprint
 my $holder = Client->new($node, 'shop');
 my $changer = Client->new($node, 'shop');
 $holder->ask('SET ROLE owner; BEGIN');
-# A table that the guard once wrote to, by its name
+# A table with the name of one that an earlier version of the guard wrote to
 $holder->ask(q{
 	DO $$
 	BEGIN
@@ -133,7 +133,8 @@ as('owner', 'CREATE SCHEMA own AUTHORIZATION owner; GRANT ALL ON SCHEMA own TO g
 as('granted', sprintf($escalate, 'own'));
 superuser('GRANT ALL ON ALL TABLES IN SCHEMA requests TO granted; GRANT ALL ON ALL SEQUENCES IN SCHEMA requests TO granted; GRANT ALL ON ALL ROUTINES IN SCHEMA requests TO granted');
 
-# Its trigger on a table of idem runs with the rights of the role that writes there.
+# A trigger that it creates on a table of idem runs with the rights of the role that writes
+# there.
 for my $table (split /\n/, superuser(q{SELECT relname FROM pg_class WHERE relnamespace = 'requests'::regnamespace AND relkind = 'r' AND relname <> 'idem_claims'}))
 {
 	as('granted', "CREATE TRIGGER aaa BEFORE INSERT OR UPDATE OR DELETE ON requests.$table FOR EACH ROW EXECUTE FUNCTION own.escalate()");
@@ -147,7 +148,7 @@ as('granted', 'CREATE TRIGGER aaa BEFORE INSERT ON requests.idem_claims FOR EACH
 refuses('app', "SELECT requests.idem_claim('user', 'r')", '0A000', 'no claim goes past a trigger on idem_claims');
 superuser('DROP TRIGGER aaa ON requests.idem_claims');
 
-# Trigger functions of idem refuse another table, and find nothing in pg_temp.
+# Trigger functions of idem refuse other tables, and use no objects in pg_temp.
 for my $function (split /\n/, superuser(q{SELECT proname FROM pg_proc WHERE pronamespace = 'requests'::regnamespace AND prorettype = 'trigger'::regtype}))
 {
 	for my $event ('INSERT', 'UPDATE', 'DELETE')
@@ -169,7 +170,7 @@ for my $function (split /\n/, superuser(q{SELECT proname FROM pg_proc WHERE pron
 }
 nobody_is_superuser('trigger functions on another table');
 
-# It cannot grant what it was not given the right to grant.
+# It cannot grant rights that it holds without the grant option.
 try_as('granted', "SELECT requests.idem_grant('stranger', 'operator')");
 try_as('granted', "SELECT requests.idem_change_rights('stranger', 'app', 'GRANT %s TO %s')");
 is(superuser(q{SELECT count(*) FROM pg_proc WHERE pronamespace = 'requests'::regnamespace AND has_function_privilege('stranger', oid, 'EXECUTE')}),
@@ -177,7 +178,7 @@ is(superuser(q{SELECT count(*) FROM pg_proc WHERE pronamespace = 'requests'::reg
 superuser('REVOKE ALL ON ALL TABLES IN SCHEMA requests FROM granted; REVOKE ALL ON ALL SEQUENCES IN SCHEMA requests FROM granted; REVOKE ALL ON ALL ROUTINES IN SCHEMA requests FROM granted');
 nobody_is_superuser('rights');
 
-# A superuser who does not see grants of another role says so.
+# A superuser cannot revoke the grants of another role, and gets a WARNING.
 like((try_as($node->safe_psql('shop', 'SELECT current_user'), "SELECT requests.idem_revoke('app', 'app')"))[2],
 	qr/WARNING:  01000: role app keeps rights that owner granted\nHINT:  Run idem_revoke\(\) as the role that granted them\./,
 	'idem_revoke() names the role whose grants it cannot take back');
@@ -225,7 +226,7 @@ for my $role (qw(stranger app operator owner))
 	as('owner', 'GRANT USAGE ON SCHEMA requests TO stranger') if $role eq 'stranger';
 	refuses($role, $_, '42501') for @{ $refused{$role} };
 }
-# What one application role has claimed, every other application role can read and settle.
+# An application role can read and settle the claims of every other application role.
 superuser('CREATE ROLE another LOGIN');
 as('owner', "SELECT requests.idem_grant('another', 'app')");
 is(as('another', "SELECT requests.idem_status('user', 'done')"), 'completed', 'application roles see the requests of each other');
@@ -327,7 +328,8 @@ is($status, 0, 'installed where everybody may create objects');
 like($err, qr/WARNING:  others may create objects in schema public: PUBLIC\nDETAIL:  .*idem_claim\(varchar, varchar\).*\nHINT:  Revoke CREATE/,
 	'with a warning that names the danger');
 
-# What somebody has left in the schema would be called by a superuser's idem_grant('app', 'app').
+# A function that another role left in the schema must not be called by a superuser's
+# idem_grant('app', 'app').
 superuser('DROP EXTENSION idem', 'open_to_all');
 try_as('stranger', q{
 	CREATE FUNCTION public.idem_grant(role text, privileges text) RETURNS void LANGUAGE plpgsql AS $$

@@ -1,5 +1,5 @@
-# Every lock brings an invalidation (debug_discard_caches): a call reads what it needs
-# again, and ends. Only a server that is built with assertions has the setting.
+# With debug_discard_caches every lock discards the caches: a call must read them again, and
+# must end. Only a server built with assertions has the setting.
 
 use strict;
 use warnings;
@@ -22,7 +22,7 @@ $node->safe_psql('postgres', q{
 	CREATE EXTENSION idem;
 	INSERT INTO idem_scopes (scope, ttl, failed) VALUES ('s', '1 day', 'retryable')});
 
-# Each in a session of its own, since an error ends the discarding
+# Each statement in a session of its own, since an error resets the setting
 sub answer
 {
 	my ($sql) = @_;

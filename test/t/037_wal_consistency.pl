@@ -1,6 +1,6 @@
-# What is written to the WAL makes the same pages on a standby. With
-# wal_consistency_checking, each record brings the page as it is on the primary, and a
-# standby that comes to another page stops.
+# Replaying the WAL gives a standby the same pages as the primary. With
+# wal_consistency_checking each record contains the page of the primary, and a standby whose
+# page differs stops.
 #
 # IDEM_WAL_SECONDS: how long the sessions write.
 
@@ -140,7 +140,7 @@ $primary->command_ok(
 	],
 	'sessions claim, lease, settle, forget and clean');
 
-# Nobody may write from here to the end of the comparison, the worker neither.
+# No session may write from here to the end of the comparison, nor may the worker.
 my $reader = Client->new($primary);
 $reader->ask('BEGIN; LOCK TABLE idem_claims IN SHARE MODE');
 
@@ -172,7 +172,8 @@ is($standby->safe_psql('postgres', q{
 	'0', 'and its table and indexes are in order');
 $reader->quit;
 
-# The pages were in the records; the first one after a checkpoint is there anyway.
+# Check that the records contained the pages. The first record of a page after a checkpoint
+# contains it anyway, so this is not the first.
 my $begin = $primary->lsn('insert');
 $primary->safe_psql('postgres', q{
 	SELECT idem_claim('u', 'checked');

@@ -1,6 +1,5 @@
-# Waiting for a lease: however its holder ends, whoever waits converges on one
-# execution and one result; and a wake-up that is lost costs time, not correctness.
-# With the library preloaded and without.
+# Waiting for a lease: however its holder ends, the waiters get one execution and one result,
+# and a lost wake-up costs time, not correctness. With the library preloaded and without.
 
 use strict;
 use warnings;
@@ -14,8 +13,8 @@ use Client;
 
 my $clients = 50;
 
-# Who claims executes, and settles; every second one with a lease of its own, and
-# in transactions of its own.
+# A client that claims executes and settles. Every second client claims by a lease, and settles
+# in a second transaction.
 my $objects = q{
 CREATE EXTENSION idem;
 INSERT INTO idem_scopes (scope, failed) VALUES ('retryable', 'retryable');
@@ -46,7 +45,7 @@ my $take = q{SELECT token FROM idem_try_claim('user', '%s', '%s', lease => '1 ho
 my $lapse =
   q{UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 s' WHERE request_id = '%s'};
 
-# How the first holder begins and ends; what the others wait for, and find.
+# How the first holder begins and ends; what the waiters wait for, and what they answer
 # %1$s: request, %2$s: scope, %3$s: token
 my %ways = (
 	'completes' => {
@@ -84,7 +83,7 @@ my %ways = (
 	},
 );
 
-# Waiters that pause instead of sleeping are seen in between, too.
+# Without preloading a waiter polls, and can be seen between two wait events.
 sub wait_for_waiters
 {
 	my ($node, $n, $event, $preloaded) = @_;
@@ -131,7 +130,7 @@ sub test_burst
 	$node->safe_psql('postgres', sprintf($lapse, $way)) if $how->{end} eq 'kill and lapse';
 	if ($how->{after})
 	{
-		# Nobody was woken; they look again, and wait for the prepared transaction.
+		# No waiter was woken: each polls, and then waits for the prepared transaction.
 		ok(wait_for_waiters($node, $clients, 'Lock', $preloaded), "$way: all wait for it");
 		$node->safe_psql('postgres', $_) for split /; /, sprintf($how->{after}, $way);
 	}
@@ -217,11 +216,12 @@ idem.databases = 'nothing'
 		$before, 'the lease is untouched');
 
 	note "----- $name: who sleeps is in nobody's way -----";
-	# Whoever locks a table would wait for the sleeper, and the holder behind that.
+	# If the sleeper held a table lock, a session that locks the table would wait for the
+	# sleeper, and the holder would wait behind that session.
 	my $locker = Client->new($node);
 	$locker->ask("SET statement_timeout = '3 min'");
-	# A session that has claimed many new keys would insert the next one before it looks,
-	# and keep its locks for that. Not with an index of a user.
+	# With an index of a user the sleeper probes first. Without one it would insert its next new
+	# key before probing, and would keep the locks of the insert.
 	$locker->ask('CREATE INDEX by_user ON idem_claims (user_id)');
 	for my $kind ('', q{, lease => '1 hour'})
 	{
@@ -274,7 +274,7 @@ idem.databases = 'nothing'
 	$holder->ask('COMMIT');
 	is($waiter->answer, 'completed|"in the end"', 'and replaced by a transaction, whose result it is');
 
-	# One deadline for all of them
+	# One deadline for the wait for a transaction and the wait for its lease
 	$holder->ask('BEGIN');
 	$token = $holder->ask(sprintf($take, 'deadline', ''));
 	$waiter->send(q{SELECT outcome, clock_timestamp() FROM idem_try_claim('user', 'deadline', wait => '4 s')});

@@ -1,5 +1,5 @@
-# A holder that is paused past its lease, replaced, and then goes on: what it writes
-# behind idem_fence() is refused; what it writes without is a second execution.
+# A holder is paused until its lease has lapsed, is replaced, and then goes on. Its writes after
+# idem_fence() are refused; without the fence they are a second execution.
 
 use strict;
 use warnings;
@@ -45,7 +45,7 @@ sub pay
 	return $client->ask("INSERT INTO payments VALUES ('$request', '$who')");
 }
 
-# A lease that really runs out: short, and then the condition that it did.
+# Takes a short lease, and waits until it has lapsed
 sub take_and_pause
 {
 	my ($request) = @_;
@@ -63,21 +63,21 @@ my $token2 = take($new, 'unfenced');
 cmp_ok($token2, '>', $token, 'the lease is taken over, with a higher token');
 pay($new, 'unfenced', 'new');
 is($new->ask("SELECT idem_complete('user', 'unfenced', '\"new\"', $token2)"), 't', 'the new holder completes');
-# The old one wakes up in the middle of its work.
+# The old holder wakes up in the middle of its work.
 pay($old, 'unfenced', 'old');
 is($old->ask("SELECT idem_complete('user', 'unfenced', '\"old\"', $token)"),
 	'ERROR:  ID410', 'the old holder cannot complete');
 is(query("SELECT string_agg(paid_by, ', ' ORDER BY paid_by) FROM payments WHERE request = 'unfenced'"),
 	'new, old', 'but without a fence it has paid again');
 
-# ----- behind the fence -----
+# ----- with the fence -----
 
 $token = take_and_pause('fenced');
 $token2 = take($new, 'fenced');
 $new->ask('BEGIN');
 is($new->ask("SELECT idem_fence('user', 'fenced', $token2)"), '', 'the new holder passes the fence');
 pay($new, 'fenced', 'new');
-# The old one wakes up while the new one is at it.
+# The old holder wakes up while the new one works.
 $old->ask('BEGIN');
 is($old->ask("SELECT idem_fence('user', 'fenced', $token)"), 'ERROR:  ID410', 'the old one does not, at once');
 is(pay($old, 'fenced', 'old'), 'ERROR:  25P02', 'and cannot pay');
@@ -88,7 +88,7 @@ is($new->ask("SELECT idem_complete('user', 'fenced', '\"new\"', $token2); COMMIT
 	't', 'the new holder completes in the transaction that it fenced');
 is(query("SELECT string_agg(paid_by, ', ') FROM payments WHERE request = 'fenced'"), 'new', 'it was paid once');
 
-# Ended by idem_complete in the same transaction, without a fence: as good
+# A transaction that ends with idem_complete() needs no fence.
 $token = take_and_pause('completed');
 $token2 = take($new, 'completed');
 $old->ask('BEGIN');
@@ -98,7 +98,7 @@ is($old->ask("SELECT idem_complete('user', 'completed', '\"old\"', $token)"),
 $old->ask('COMMIT');
 is(query("SELECT count(*) FROM payments WHERE request = 'completed'"), 0, 'has not worked if it lost the lease');
 
-# Lapsed, and not replaced: the token decides.
+# The lease has lapsed, and no session has taken it over: the token still counts.
 $token = take_and_pause('late');
 $old->ask('BEGIN');
 is($old->ask("SELECT idem_fence('user', 'late', $token)"), '', 'a late holder that nobody replaced passes the fence');
@@ -111,7 +111,7 @@ $old->ask('COMMIT');
 is($new->answer, 'completed|"old"', 'and the other has its result');
 is(query("SELECT string_agg(paid_by, ', ') FROM payments WHERE request = 'late'"), 'old', 'paid once');
 
-# The fence holds for each transaction, not for the work: in between it is lost.
+# A fence protects one transaction: between two transactions the lease can be taken over.
 $token = take_and_pause('twice');
 is($old->ask("BEGIN; SELECT idem_fence('user', 'twice', $token); INSERT INTO payments VALUES ('twice', 'old, part 1'); COMMIT"),
 	'', 'a first transaction of the work');
@@ -130,7 +130,7 @@ is($old->ask("SELECT idem_extend('user', 'heartbeat', $token, '10 hours', '\"old
 	'ERROR:  ID410', 'a heartbeat of the old holder is refused');
 is(query(q{SELECT c.ctid, c.xmin, c FROM idem_claims c WHERE request_id = 'heartbeat'}),
 	$row, "and does not touch the new holder's lease");
-# Nor while the takeover is in flight, in either order
+# The same while the takeover is not committed, in either order
 $token = take_and_pause('in flight');
 $new->ask('BEGIN');
 $token2 = take($new, 'in flight', '1 hour');
@@ -141,7 +141,7 @@ $new->ask('COMMIT');
 is($old->answer, 'ERROR:  ID410', 'and is refused');
 is(query(q{SELECT lease_until < clock_timestamp() + interval '2 hours' FROM idem_claims WHERE request_id = 'in flight'}),
 	't', 'the new lease is as long as it was');
-# In time, a heartbeat keeps the lease.
+# A heartbeat before the takeover keeps the lease, also if that has lapsed.
 $token = take_and_pause('alive');
 like($old->ask("SELECT idem_extend('user', 'alive', $token, '1 hour')"), qr/^\d{4}-/, 'a heartbeat before the takeover');
 is($new->ask("SELECT outcome FROM idem_try_claim('user', 'alive', wait => '0', lease => '1 hour')"),
@@ -149,8 +149,8 @@ is($new->ask("SELECT outcome FROM idem_try_claim('user', 'alive', wait => '0', l
 
 # ----- a storm: many holders, always too late, one row each -----
 
-# Each client claims, is "paused" (its lease is over at once), and then works behind
-# the fence.  Whatever happens, a request is paid at most once, by who completed it.
+# Each client claims a lease that lapses at once, and then works after a fence. A request is
+# paid at most once, and by the client that completed it.
 $node->safe_psql('postgres', q{
 CREATE TABLE refused (request text);
 CREATE PROCEDURE work(request text, client int) LANGUAGE plpgsql AS $$

@@ -1,6 +1,6 @@
-# Creating a group, over several transactions, with one leader and many who want the
-# group.  The leader dies after its domain rows committed and before it settled the
-# request: whoever finds the rows heals.  It dies before: the policy decides.
+# A leader creates a group in several transactions, and many followers want the group. If the
+# leader dies after its rows were committed and before it settled the request, a follower that
+# finds the rows heals the request. If it dies earlier, the policy decides.
 
 use strict;
 use warnings;
@@ -33,8 +33,8 @@ sub query
 
 my $leases = 0;
 
-# The leader: claims, creates the group in a transaction of its own, and dies before
-# or after that.  A killed session, not a polite one.
+# The leader claims, creates the group in a second transaction, and dies before or after that:
+# its session is terminated.
 sub leader_dies
 {
 	my ($name, $scope, $when) = @_;
@@ -62,7 +62,7 @@ sub lapse
 	return;
 }
 
-# A follower looks for the rows first: if they are there it heals, else it claims.
+# A follower looks for the rows first. If it finds them it heals, otherwise it claims.
 query(q{
 CREATE PROCEDURE get_group(name text, scope text, INOUT answer text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,7 +93,7 @@ sub get_group
 
 for my $scope ('reclaim', 'unknown')
 {
-	# Dead after its rows: healed, under the live lease and after it lapsed
+	# The leader died after its rows: healed while the lease is live, and after it has lapsed.
 	for my $state ('live', 'lapsed')
 	{
 		my $name = "$scope, after, $state";
@@ -112,7 +112,7 @@ for my $scope ('reclaim', 'unknown')
 		$waiter->quit;
 	}
 
-	# Dead before: under the live lease nobody knows
+	# The leader died before its rows: while the lease is live, followers get in_progress.
 	my $name = "$scope, before";
 	my $token = leader_dies($name, $scope, 'before');
 	is(get_group($name, $scope), 'in_progress, "before"', "$name: the lease lives");
@@ -129,14 +129,14 @@ for my $scope ('reclaim', 'unknown')
 	{
 		is(get_group($name, $scope), 'unknown, "before"', "$name: nobody runs it again");
 		is(query("SELECT count(*) FROM groups WHERE name = '$name'"), 0, "$name: no group");
-		# An operator has looked: it was not made, so it may be made.
+		# An operator has found out that the group does not exist, and allows it.
 		is(query("SELECT idem_forget('user', '$name', '$scope')"), 't', "$name: until an operator drops it");
 		is(get_group($name, $scope), 'claimed, t', "$name: then it is made");
 	}
 	is(query("SELECT string_agg(created_by, ', ') FROM groups WHERE name = '$name'"), 'follower', "$name: one group");
 }
 
-# Many heal at once: one has settled it.
+# Many followers heal at once: one of them settles the request.
 my $name = 'many';
 leader_dies($name, 'unknown', 'after');
 my $script = $node->basedir . '/heal.sql';
@@ -146,7 +146,7 @@ is(query("SELECT count(*), min(created_by) FROM groups WHERE name = '$name'"), '
 is(query("SELECT state, result = (SELECT to_jsonb(id) FROM groups WHERE name = '$name'), lease_until FROM idem_claims WHERE request_id = '$name'"),
 	'completed|t|', 'which is the result');
 
-# A leader that is slow, not dead, and completes at the same time: one result
+# The leader is slow, not dead, and completes at the same time: there is one result.
 $name = 'slow';
 my $leader = Client->new($node);
 my $token = $leader->ask("SELECT token FROM idem_try_claim('user', '$name', lease => '1 hour')");

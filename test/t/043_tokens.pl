@@ -1,6 +1,5 @@
-# Tokens grow from holder to holder of a key: whoever holds it later has the higher
-# one, also where the row was deleted in between, the server crashed, or the database
-# was dumped and restored.
+# Tokens grow from holder to holder of a key: a later holder has a higher token, also if the row
+# was deleted in between, the server crashed, or the database was dumped and restored.
 
 use strict;
 use warnings;
@@ -13,8 +12,8 @@ use Client;
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
-# The WAL writer is to flush nothing by itself: what a crash leaves is what the
-# commits made sure of.
+# The WAL writer must not flush by itself, so that after a crash only what the commits have
+# flushed is left.
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.databases = 'nothing'
@@ -38,7 +37,7 @@ sub query
 	return $node->safe_psql('postgres', $query);
 }
 
-# It waits, or it was answered, which is wrong.
+# Waits until the session waits for a lock, or has an answer, which is a failure
 sub waits_for_lock
 {
 	my ($client, $name) = @_;
@@ -50,11 +49,11 @@ sub waits_for_lock
 
 my $take = q{SELECT token FROM idem_try_claim('user', '%s', lease => '1 hour')};
 
-# ----- drawn before, inserted after -----
+# ----- a token that is drawn early and inserted late -----
 
-# "B draws, A draws, claims and releases, B inserts" would give B a lower token than
-# A, who held the key before.  B is stopped between drawing and inserting into the
-# primary key: in the function of an index that is maintained before it.
+# B draws a token; A draws one, claims and releases; B inserts. B would then have a lower token
+# than A, the holder before it. The expression of an index stops B between drawing the token
+# and inserting into the primary key.
 query(q{
 CREATE FUNCTION stall(request text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -89,7 +88,7 @@ cmp_ok($token, '<', $other_token, 'with the token that it drew first');
 $first->ask("SELECT idem_release('user', 'order', $token)");
 my $next = $second->answer;
 cmp_ok($next, '>', $token, 'A claims after the release, with a higher one');
-# And where B waits after it drew: it draws anew.
+# If B waits after it drew a token, it draws another.
 $second->ask("SELECT idem_release('user', 'order', $next)");
 $second->ask('BEGIN');
 $second->ask(q{SELECT idem_claim('user', 'order')});
@@ -104,8 +103,8 @@ query('DROP INDEX stalled; DROP FUNCTION stall');
 
 # ----- many holders of a few keys -----
 
-# A holder notes its position while it holds the key, so positions and holders have
-# one order.  It ends in one of the ways that leave no row, or one to take over.
+# Each holder notes its position while it holds the key, so positions and holders have the same
+# order. It ends in a way that deletes the row, or lets the lease lapse.
 query(q{
 CREATE PROCEDURE hold(request text, n int) LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,7 +153,7 @@ cmp_ok(query('SELECT count(*) FROM holders'), '>', 400, 'there were many');
 
 # ----- crashes, with synchronous_commit off -----
 
-# A client remembers, whatever the server forgets.
+# The client knows its token, also if the server lost the transaction.
 for my $way ('held', 'released', 'completed', 'failed', 'healed', 'dropped', 'taken over')
 {
 	query('CHECKPOINT');
@@ -187,7 +186,7 @@ for my $way ('held', 'released', 'completed', 'failed', 'healed', 'dropped', 'ta
 	cmp_ok(query(sprintf($take, $request)), '>', $latest, 'and the next token is higher');
 }
 
-# What a holder has recorded (ids made elsewhere, say) must not be lost either.
+# The progress that a holder has recorded, say ids made elsewhere, must survive the crash, too.
 {
 	query('CHECKPOINT');
 	my $client = Client->new($node);
@@ -199,7 +198,7 @@ for my $way ('held', 'released', 'completed', 'failed', 'healed', 'dropped', 'ta
 		'progress that was recorded is there after a crash');
 }
 
-# In the middle of it
+# Crashes while the keys change hands
 for my $round (1 .. 3)
 {
 	my $position = query('SELECT coalesce(max(position), 0) FROM holders');

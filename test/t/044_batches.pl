@@ -1,5 +1,5 @@
-# Batches that overlap, in opposite order: no deadlock, and each key is claimed once.
-# They are large enough for their new keys to be written together.
+# Batches that overlap, with their keys in opposite order: no deadlock, and each key is claimed
+# once. The batches are so large that their new keys are written together.
 
 use strict;
 use warnings;
@@ -12,7 +12,7 @@ use Client;
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
-# Found at once, if there is one
+# A deadlock is found at once.
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.databases = 'nothing'
@@ -56,7 +56,7 @@ sub no_deadlock
 	return;
 }
 
-# Rolled back, so that the same keys are fought for all the time
+# Every batch is rolled back, so that all clients compete for the same keys all the time.
 my $up = script('up', q{
 BEGIN;
 SELECT claim_batch(keys(1, 160, 1, 'rolled back '));
@@ -75,8 +75,8 @@ for my $clients (2, 8)
 }
 cmp_ok(query('SELECT waits FROM idem_stat_claims'), '>', 100, 'they did wait for each other');
 
-# Committed: each key of each round is claimed by one of them.  A round is what two
-# clients do at about the same time.
+# The batches commit: each key of each round is claimed by one of two clients, which run the
+# round at about the same time.
 my $rounds = 300;
 for my $n (1 .. 2)
 {
@@ -111,7 +111,7 @@ no_deadlock('consumers');
 is(query('SELECT count(*), count(DISTINCT request) FROM claimed'),
 	$rounds * 180 . '|' . $rounds * 180, 'each key was claimed once');
 
-# One that was interrupted in the middle, where another's batch is waiting for it
+# A batch is terminated while another batch waits for it.
 my $one = Client->new($node);
 my $two = Client->new($node);
 $one->ask('BEGIN');
@@ -124,7 +124,7 @@ query('SELECT pg_terminate_backend(' . $one->pid . ')');
 is($two->answer, '50|0', 'and has all of it when the first is gone');
 is(query(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'interrupted %'}), 50, 'nothing is left of the first');
 
-# A batch has one deadline: those that it cannot have are told, the others are claimed.
+# A batch has one deadline: keys that it does not get time out, and the others are claimed.
 $one = Client->new($node);
 $one->ask('BEGIN');
 $one->ask(q{SELECT claim_batch(keys(1, 99, 1, 'shared '))});

@@ -1,6 +1,6 @@
-# The policy of a scope acts in every session from its next transaction, on a
-# subscriber too; it never shortens a promise that was made, and a key whose time
-# says that it may have been forgotten is never run again.
+# A change of a scope's policy acts in every session from its next transaction on, also on a
+# subscriber. It never moves expires_at back. A key whose request may have been executed and
+# forgotten is never executed again.
 
 use strict;
 use warnings;
@@ -47,7 +47,7 @@ my $requests = 0;
 
 # ----- each column acts in a session that has used the scope -----
 
-# What a claim of a row in a given condition answers, in the session
+# The answer of the session to a claim of a lapsed lease
 sub claim_lapsed
 {
 	my ($scope) = @_;
@@ -147,7 +147,7 @@ query('ALTER SYSTEM RESET idem.ttl');
 query('SELECT pg_reload_conf()');
 ok($node->poll_query_until('postgres', "SELECT current_setting('idem.ttl') = '1h'"), 'the setting is changed back');
 
-# An open transaction: from its first claim after the change
+# In an open transaction a change acts from its next claim on.
 query("INSERT INTO idem_scopes (scope) VALUES ('open')");
 query(q{SELECT idem_try_claim('user', 'open 1', 'open', lease => '1 hour'), idem_try_claim('user', 'open 2', 'open', lease => '1 hour')});
 query("SELECT lapse('open 1'), lapse('open 2')");
@@ -158,7 +158,7 @@ is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'open 2', 'open')}
 $session->ask('ROLLBACK');
 is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'open 1', 'open')}), 'unknown', 'and in the next one');
 
-# A change of our own acts for us before it is committed, and not after a rollback.
+# A transaction's own change acts for it before the commit, and not after a rollback.
 $session->ask('BEGIN');
 $session->ask("UPDATE idem_scopes SET lapsed = 'reclaim' WHERE scope = 'open'");
 is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'open 1', 'open')}), 'claimed', 'our own change acts');
@@ -197,7 +197,7 @@ ok($node->poll_query_until('postgres', q{SELECT expires_at < clock_timestamp() F
 query('SELECT idem_cleanup()');
 is(query(q{SELECT count(*) FROM idem_claims WHERE request_id = 'short'}), 0, 'and is cleaned');
 is(query($promises), 'promised, promised in flight, promised lease, promised to the one before', 'the others are not');
-# Settling promises anew.
+# Settling counts the ttl again.
 query("UPDATE idem_scopes SET ttl = '1 hour' WHERE scope = 'promise'");
 $token = query(q{SELECT token FROM idem_try_claim('user', 'promised later', 'promise', lease => '1 s')});
 query("UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'promise'");
@@ -212,7 +212,7 @@ sub outcome
 	return query("SELECT outcome FROM idem_try_claim('user', '$request', '$scope')");
 }
 
-# The outcome of a call that can be refused
+# The outcome of a call, or its error
 sub answer
 {
 	my ($request, $scope) = @_;
@@ -221,7 +221,7 @@ sub answer
 
 my $failure = $session->ask("INSERT INTO idem_scopes (scope, key_time) VALUES ('v7', 'uuidv7')");
 is($failure, 'ERROR:  23514', 'uuidv7 needs a ttl of its own');
-# As if it had been there always: of a past that the scope does not know, nothing is claimed.
+# As if the policy had always existed: a scope claims no key from before its guarded_since.
 my $always_there = q{SET session_replication_role = replica; INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since)};
 query("$always_there VALUES ('v7', '1 hour', 'uuidv7', '2001-01-01')");
 my $key = query('SELECT v7()');
@@ -235,13 +235,14 @@ is(answer(" $key", 'v7'), 'ERROR:  ID400', 'or with a space');
 is(answer(query('SELECT gen_random_uuid()'), 'v7'), 'ERROR:  ID400', 'a version 4 uuid has no time');
 is(outcome(query(q{SELECT v7(clock_timestamp() - interval '61 min')}), 'v7'), 'stale', 'older than the ttl');
 is(outcome(query(q{SELECT v7(clock_timestamp() - interval '50 min')}), 'v7'), 'claimed', 'younger than the ttl');
-# A client whose clock is ahead
+# The clock of a client is ahead.
 is(answer(query(q{SELECT v7(clock_timestamp() + interval '10 min')}), 'v7'), 'ERROR:  ID400', 'far ahead of the clock');
 $key = query(q{SELECT v7(clock_timestamp() + interval '50 s')});
 is(outcome($key, 'v7'), 'claimed', 'a little ahead');
 is( query("SELECT expires_at > clock_timestamp() + interval '1 hour 30 s' FROM idem_claims WHERE request_id = '$key'"),
 	't', 'is remembered for the ttl from its own time on');
-# What is there answers first; what is expired counts as absent where the policy says so.
+# A stored row answers, however old its key is. An expired row counts as absent if the policy
+# says so.
 $key = query(q{SELECT v7(clock_timestamp() - interval '50 min')});
 is(outcome($key, 'v7'), 'claimed', 'an old key');
 query("UPDATE idem_claims SET expires_at = date_trunc('second', clock_timestamp()) - interval '1 s' WHERE request_id = '$key'");
@@ -254,8 +255,8 @@ query('SELECT idem_cleanup()');
 is(query("SELECT count(*) FROM idem_claims WHERE request_id = '$key'"), 0, 'cleaned');
 is(outcome($key, 'v7'), 'stale', 'and after that');
 
-# No key that was executed is executed again, whatever the operator does to the policy:
-# executed under a short ttl, and forgotten before or after the change.
+# A key that was executed is never executed again, however the operator changes the policy. The
+# key was executed under a short ttl, and its row was removed before or after the change.
 my %changes = (
 	'ttl raised' => [
 		$always_there . q{ VALUES ('%1$s', '1 s', 'uuidv7', '2001-01-01')},
@@ -336,7 +337,7 @@ sub change
 }
 change('after');
 $node->poll_query_until('postgres', $forgotten) or die 'not forgotten';
-# Under reclaim a row that is still there counts as absent.
+# Under expired = reclaim a row that is still stored counts as absent.
 query(q{DELETE FROM idem_claims WHERE scope LIKE '%, forgotten before, %'});
 query(q{DELETE FROM idem_claims WHERE scope LIKE '%, forgotten after, protect'});
 change('before');
@@ -354,7 +355,7 @@ is($session->ask(q{RESET lock_timeout; SELECT outcome FROM idem_try_claim('user'
 $operator->ask('COMMIT');
 is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'impatient', 'another', wait => '0')}),
 	'claimed', 'committed, nobody waits');
-# A claim that failed while it wrote its promise holds no change up.
+# A claim that raised an error while it wrote its row does not block a change.
 query(q{CREATE UNIQUE INDEX single ON idem_claims (user_id) WHERE user_id = 'single'; SELECT idem_claim('single', '1')});
 $session->ask(q{BEGIN; SAVEPOINT s});
 is($session->ask(q{SELECT idem_claim('single', '2', 'another')}), 'ERROR:  23505', 'a claim fails');
@@ -363,7 +364,7 @@ is($operator->ask(q{SET lock_timeout = '3 min'; UPDATE idem_scopes SET ttl = '2 
 	'', 'and is rolled back to a savepoint: a change does not wait for it');
 $session->ask('ROLLBACK');
 query('DROP INDEX single');
-# Nor does one whose wait for a change is given up when that commits.
+# Neither does a claim that stops waiting for a change just when the change commits.
 for my $try (1 .. 50)
 {
 	$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
@@ -376,7 +377,7 @@ for my $try (1 .. 50)
 	last if $failure;
 }
 is($failure, 0, 'a wait that ends when it is given up leaves no lock');
-# One wait for all keys of a batch, and one look at each: they lie among others.
+# A batch waits once for all its keys, and probes each once; its keys lie between stored ones.
 query(q{SELECT count(*) FROM idem_claim_many(array_fill('batch'::text, ARRAY[8000]), ARRAY(SELECT lpad((2 * i)::text, 6, '0') FROM generate_series(1, 8000) i), 'another')});
 $operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
 is($session->ask(q{SELECT outcome, count(*), clock_timestamp() - statement_timestamp() < '5 s'
@@ -466,7 +467,7 @@ for my $scope ('', 'unknown')
 	is(query("SELECT outcome, progress FROM idem_try_claim('user', 'lapses', '$scope', lease => '1 hour')"),
 		"$outcome|\"half\"", "crash, scope '$scope': what lapsed is handled by policy");
 }
-# A waiter on a lease from before the crash is woken as ever.
+# A waiter is woken by the end of a lease that is older than the crash.
 my $waiter = Client->new($node);
 $waiter->send(q{SELECT outcome, result FROM idem_try_claim('user', 'lives', wait => '10 min')});
 ok( $node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = " . $waiter->pid),

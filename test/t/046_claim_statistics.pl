@@ -1,5 +1,5 @@
-# What idem_stat_claims counts: what committed when it is committed, and every other
-# answer, and every wait, when it is given.
+# What idem_stat_claims counts: claims and settling when they commit, every other answer and every
+# wait at once.
 
 use strict;
 use warnings;
@@ -45,7 +45,7 @@ sub counters
 	  query(q{SELECT key, value FROM idem_stat_claims s, jsonb_each_text(to_jsonb(s) - 'wait_seconds' - 'stats_reset')});
 }
 
-# Runs the statement in the session, and compares what was counted meanwhile.
+# Runs the statement in the session, and compares the counters before and after
 sub counts
 {
 	my ($sql, $expected, $name) = @_;
@@ -88,7 +88,7 @@ counts(q{SELECT count(*) FROM idem_claim_many(ARRAY['u', 'u'], ARRAY['00000000-0
 	'invalid 1, stale 1', 'a batch in a scope with times');
 counts(q{SELECT count(*) FROM idem_claim_many(ARRAY['u', 'u'], ARRAY['b', 'c'], wait => '10 ms')},
 	'failed 1, timed_out 1, waits 1', 'a batch that waits');
-# What is refused before there is a question is no answer.
+# A call with invalid arguments is not counted.
 counts(q{SELECT idem_claim('u', NULL)}, '', 'a bad argument');
 counts(q{SELECT idem_status('u', 'a'), idem_result('u', 'a')}, '', 'reading');
 
@@ -158,7 +158,7 @@ counts(
 	sub {
 		$other->send(q{SELECT outcome FROM idem_try_claim('u', 'n', lease => '1 hour')});
 		wait_for_event($other, 'Extension');
-		# The whole call is one wait, however often it looks.
+		# The call counts as one wait, however often it probes.
 		$session->ask("BEGIN; SELECT idem_extend('u', 'n', $token)");
 		wait_for_event($other, 'Lock');
 		$session->ask("SELECT idem_release('u', 'n', $token); COMMIT");

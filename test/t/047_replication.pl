@@ -1,5 +1,5 @@
-# What the claims table sends to a subscriber: the same rows, of every shape, and nothing
-# of an insert that lost its key.
+# Logical replication of the claims table: a subscriber gets the same rows, of every shape, and
+# no row of an insert that lost its key.
 
 use strict;
 use warnings;
@@ -73,7 +73,7 @@ sub same_rows
 	return;
 }
 
-# Rows that end after different columns, and what becomes of them
+# Rows with NULLs after different columns, and their updates
 for my $identity ('DEFAULT', 'FULL')
 {
 	query("ALTER TABLE idem_claims REPLICA IDENTITY $identity");
@@ -96,7 +96,7 @@ for my $identity ('DEFAULT', 'FULL')
 }
 is(query(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE '%marker'}), 0, 'the expired ones are gone');
 
-# Inserted without a look, where there is a row
+# Optimistic inserts of keys that are stored
 is(query(q{SELECT claim_all(keys('n ', 1, 300)), claim_all(keys('n ', 250, 500)), claim_all(keys('n ', 490, 800))}),
 	'300|200|300', 'new keys and old ones in one transaction');
 same_rows('guesses');

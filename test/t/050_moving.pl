@@ -36,7 +36,7 @@ sub as
 	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
 }
 
-# (exit code, what it printed, what it complained of)
+# Returns exit code, output and errors
 sub run_script
 {
 	my ($file, $role, $database, %variables) = @_;
@@ -73,7 +73,7 @@ sub refuses
 	return;
 }
 
-# ----- what is kept -----
+# ----- a move keeps everything -----
 
 as('owner', 'shop', q{
 CREATE SCHEMA requests;
@@ -139,7 +139,7 @@ idem.ttl = '7200s'
 });
 $node->reload;
 
-# To each from each
+# From each edition to each
 for my $to (qw(idem idem_portable portable idem_portable idem portable idem))
 {
 	my $clock = as('owner', 'shop', 'SELECT clock_timestamp()');
@@ -162,7 +162,8 @@ like($complaint, qr/ERROR:  extension "idem" is installed in this database\n/, '
 (undef, undef, $complaint) = $node->psql('shop', 'CREATE EXTENSION idem_portable');
 like($complaint, qr/ERROR:  extension "idem" is installed in this database\n/, 'and as an extension');
 
-# A transaction that began before the move does not see the policies, and must not go by others.
+# A transaction that began before the move does not see the moved policies, and must not use
+# defaults instead.
 my $old = Client->new($node, 'shop');
 $old->ask('BEGIN ISOLATION LEVEL REPEATABLE READ');
 $old->ask('SELECT 1');
@@ -173,7 +174,7 @@ is($old->ask("SELECT requests.idem_claim('user', 'done', fingerprint => '\\x0102
 $old->quit;
 moves('idem', 5, 'an old snapshot');
 
-# The promises hold in the other edition.
+# Claims are remembered in the other edition.
 is( as('app', 'shop', q{
 		SELECT outcome, result FROM requests.idem_try_claim('user', 'done', fingerprint => '\x0102');
 		SELECT outcome FROM requests.idem_try_claim('user', 'done', fingerprint => '\x03');
@@ -193,7 +194,7 @@ moves('portable', 6, 'settings');
 is(as('owner', 'shop', 'SELECT ttl, lease, lease_max, result_max_bytes, cleanup_batch_size FROM requests.idem_settings'),
 	'02:00:00|00:00:01.5|2 days|2000|7', 'settings: kept');
 
-# ----- what is refused -----
+# ----- moves that are refused -----
 
 $before = content();
 refuses('portable', qr/ERROR:  idem is installed as portable already/, 'the same edition');
@@ -219,8 +220,8 @@ is(content(), $before, 'none of which changes anything');
 
 # ----- under load -----
 
-# Each request is sent by four clients, two of them with leases, several times. They pass
-# over errors, of which each move causes some; so at the end each is sent once more.
+# Four clients send each request several times, two of them with leases. They ignore errors, of
+# which each move causes some. So at the end each request is sent once more.
 
 sub busy
 {
@@ -258,7 +259,7 @@ for my $client (1 .. 4)
 	my $sql = '';
 	for my $n (1 .. 20_000)
 	{
-		# A little ahead of the others, or behind them, so that requests meet
+		# A little ahead of the other clients or behind them, so that requests collide
 		my $ahead = int(rand(40));
 		$sql .= "SELECT nextval('progress') / 4 + $ahead AS request \\gset\n";
 		$sql .= $client <= 2 ? "CALL execute(:request, $client);\n" : qq{

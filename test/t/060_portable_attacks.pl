@@ -1,4 +1,5 @@
-# The portable edition: nobody gets more than he was given. Each of these ways was open.
+# Attacks on the portable edition: no role gets more rights than it was granted. Each of these
+# attacks once worked.
 
 use strict;
 use warnings;
@@ -32,7 +33,7 @@ sub new_database
 	return $name;
 }
 
-# (exit code, what it complained of)
+# Returns exit code and errors
 sub install
 {
 	my ($role, $database, $schema) = @_;
@@ -44,7 +45,7 @@ sub install
 	return ($? >> 8, $err);
 }
 
-# Becomes superuser as soon as a superuser calls it, and counts its calls.
+# A function that makes its owner superuser if a superuser calls it, and counts its calls
 sub evil
 {
 	my ($role, $schema, $arguments, $result) = @_;
@@ -68,7 +69,7 @@ sub superusers
 	return $node->safe_psql('postgres', "SELECT string_agg(rolname, ' ') FROM pg_roles WHERE rolsuper AND rolname <> '$superuser'");
 }
 
-# What of idem in the database belongs to a superuser
+# The objects of idem in the database that belong to a superuser
 sub of_superusers
 {
 	my ($database) = @_;
@@ -80,7 +81,7 @@ FROM (SELECT proname, proowner FROM pg_proc UNION ALL SELECT relname, relowner F
 WHERE o.name LIKE 'idem\_%' AND r.rolsuper});
 }
 
-# ----- what others have put into the schema before -----
+# ----- objects that other roles put into the schema before -----
 
 new_database('planted', $superuser);
 as($superuser, 'planted', 'CREATE SCHEMA idem; GRANT CREATE, USAGE ON SCHEMA idem TO attacker');
@@ -102,7 +103,7 @@ like((install($superuser, 'planted', 'idem'))[1], qr/others may create objects i
 is((install($superuser, 'planted', 'own'))[0], 0, 'the HINT works: a schema of its own');
 is(as($superuser, 'planted', "SELECT own.idem_claim('u', 'r')"), 't', 'and idem there');
 
-# ----- what the owner of the database puts there later -----
+# ----- objects that the owner of the database puts there later -----
 
 new_database('owned', 'owner');
 is((install($superuser, 'owned', 'public'))[0], 0, 'a superuser installs where others are the owner');
@@ -185,7 +186,7 @@ $pooled->quit;
 
 # ----- the secret in a plan -----
 
-# Node trees show a bytea as its bytes, with a sign where char has one.
+# A node tree shows a bytea as its bytes, which are signed where char is.
 my $secret = as('owner', 'owned', q{SELECT encode(secret, 'hex') FROM idem_secret});
 my @bytes = unpack 'C8', pack 'H*', $secret;
 my @shown = (substr($secret, 0, 16), join(' ', @bytes), join(' ', map { $_ > 127 ? $_ - 256 : $_ } @bytes));
@@ -223,7 +224,7 @@ for my $shown (@shown)
 }
 as('owner', 'owned', "SELECT idem_revoke('friend', 'app'), idem_revoke('friend', 'operator')");
 
-# ----- a lock of somebody else -----
+# ----- another role cannot take the locks -----
 
 my $stranger = Client->new($node, 'owned');
 $stranger->ask('SET SESSION AUTHORIZATION stranger');
@@ -233,7 +234,7 @@ is($stranger->ask(q{INSERT INTO idem_lease_locks VALUES ('\x01')}), 'ERROR:  425
 is($stranger->ask('SELECT * FROM idem_lease_locks'), 'ERROR:  42501', 'or read it');
 $stranger->quit;
 
-# What the lock is for
+# What the lock is needed for
 my $holder = Client->new($node, 'owned');
 for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 {
@@ -262,15 +263,15 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 		'claimed', "$level: ROLLBACK TO gives the key back");
 	$holder->ask('ROLLBACK');
 }
-# Leases of different keys are no conflict of serializable transactions: each reads its own
-# row only.
+# Leases of different keys do not conflict in serializable transactions: each reads only its
+# own row.
 $_->ask('BEGIN ISOLATION LEVEL SERIALIZABLE') for $holder, $client;
 $holder->ask("SELECT FROM idem_try_claim('u', 'a', lease => '1 min')");
 is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE 'idem_lease_locks%'}),
 	'0', 'the lock is no read of a serializable transaction');
 $_->ask('COMMIT') for $holder, $client;
 is(as('owner', 'owned', 'SELECT count(*) FROM idem_lease_locks'), '0', 'no row of the locks is left');
-# Keys that share a lock could be made, were it not of a cryptographic hash.
+# The lock is chosen by a cryptographic hash: otherwise a client could make keys that share it.
 as('owner', 'owned', q{
 CREATE TABLE locked (was text);
 CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.locked VALUES (to_jsonb(NEW)::text); RETURN NEW; END';
@@ -296,15 +297,15 @@ for my $function (qw(idem_scopes_guard idem__replace_settings))
 }
 is(as('owner', 'owned', 'SELECT count(*) FROM idem_settings'), '1', 'the settings are still there');
 
-# ----- functions that were planted later, and match sloppy calls better -----
+# ----- functions that were planted later, and match imprecise calls better -----
 
 new_database('twins', 'owner');
 is((install('owner', 'twins', 'public'))[0], 0, 'twins: installed');
 as('owner', 'twins', q{
 SELECT idem_grant('app', 'app'), idem_grant('friend', 'operator');
 INSERT INTO idem_scopes (scope, lease_max) VALUES ('short', '1 min')});
-# Of each function: those with another type in the place of one or of all, and those
-# without its defaults
+# For each function of idem: the same name with another type for one argument or for all, and
+# without default arguments
 my $twins = as($superuser, 'twins', q{
 CREATE TEMPORARY TABLE planted (name text);
 DO $block$
@@ -347,7 +348,7 @@ my %argument = (
 	try => q{idem_try_claim('u'::text, %s::text, %s::text, '\x01'::bytea, '0'::interval, %s::interval, %s::jsonb)},
 	settle => q{idem_%s('u'::text, '%s'::text, '"%s"'::jsonb, %s::int8, ''::text)});
 
-# What a call answers: each ? is a number, and the last one the token from then on
+# The answer of a call. Each ? is a number; the last one is the token from then on.
 my $token = 0;
 sub answers
 {

@@ -1,4 +1,5 @@
-# Moving between the editions: nobody gets more than he was given. Each of these ways was open.
+# Attacks on a move between the editions: no role gets more rights than it was granted. Each of
+# these attacks once worked.
 
 use strict;
 use warnings;
@@ -22,7 +23,7 @@ sub as
 	return $node->safe_psql($database, $sql, extra_params => [ '-U', $role ]);
 }
 
-# (exit code, what it complained of)
+# Returns exit code and errors
 sub run_script
 {
 	my ($file, $role, $database, %variables) = @_;
@@ -57,7 +58,7 @@ sub superusers
 	return $node->safe_psql('postgres', "SELECT string_agg(rolname, ' ') FROM pg_roles WHERE rolsuper AND rolname <> '$superuser'");
 }
 
-# Operators that match better than the system's, and make their owner superuser
+# Operators that match better than those of the system, and make their owner superuser
 my $traps = q{
 CREATE FUNCTION requests.evil(a name, b name) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
@@ -110,7 +111,7 @@ as('attacker', 'to_c', $traps);
 is(superusers(), '', 'to the C edition: the owner of the schema did not become superuser');
 like($err, qr/idem belongs to role attacker/, 'to the C edition: it is his already');
 
-# ----- what is committed while the move waits -----
+# ----- objects that are committed while the move waits -----
 
 my $planted = q{
 CREATE FUNCTION requests.idem_fingerprint(a text) RETURNS bytea LANGUAGE plpgsql AS $$
@@ -157,7 +158,7 @@ for my $way ([ 'idem', 'portable' ], [ 'portable', 'idem' ])
 	is($planter->ask("SELECT requests.idem_claim('u', 'r')"), 'f', "from $from: nothing has changed");
 	$planter->quit;
 
-	# A look-alike of what a distributed idem has
+	# A table with the name of one that a distributed idem has
 	as($superuser, $database, q{
 DROP FUNCTION requests.idem_fingerprint(text), requests.idem_grant(oid, text);
 CREATE TABLE requests.idem_token_source ();
@@ -218,7 +219,7 @@ moves('owner', 'rights', 'idem');
 unlike(rights('app'), qr/idem_heal/, 'what was taken from a set stays taken');
 like(rights('app'), qr/idem_try_claim EXECUTE/, 'and the rest is kept');
 
-# One right of an operator that was revoked, each from a role of its own
+# Each right of an operator is revoked from a role of its own.
 moves('owner', 'rights', 'portable');
 my %revoked = (
 	(map { ("SELECT ($_) ON requests.idem_claims" => "idem_claims.$_ SELECT") }
@@ -249,7 +250,7 @@ for my $right (sort keys %revoked)
 {
 	my $is_now = rights($role_without{$right});
 	unlike($is_now, qr/\b\Q$revoked{$right}\E\b/, "$revoked{$right}: was revoked, and stays so");
-	# What the C edition does not have is named by a WARNING, and gone.
+	# Rights on objects that the C edition does not have are lost, and a WARNING names them.
 	my $rest = join ', ', grep { !/^idem_settings/ } split /, /, $of_role{$role_without{$right}};
 	is($is_now, $rest, "$revoked{$right}: and the rest is kept");
 }
