@@ -1,0 +1,186 @@
+# README.md and doc/: their SQL runs as printed and returns what its comments say, and
+# their links lead somewhere.
+#
+# Each file gets a database "app" of its own; its blocks run in their order, each in a
+# session of its own. In a file,
+#
+#	```sql								runs
+#	SELECT ...;    -- 70, a remark		returns 70; likewise true, {"a": 1}, claimed | 1
+#	SELECT ...;    -- ID422				fails with this SQLSTATE
+#	<!-- not run: REASON -->			on the line before ```sql: does not run
+#	<!-- run -->						on the line before ```sh: runs, on the same database
+#	<!-- editions: idem idem_portable -->	runs with each of these; default: idem
+#
+# The extension is installed first, unless a block of the file installs it.
+
+use strict;
+use warnings;
+
+use File::Basename qw(dirname);
+use File::Find;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# A value, as psql prints it but for true and false; and a row of them
+my $value = qr/\{[^\n]*?\}|-?\d+(?:\.\d+)?|true|false|claimed|completed|failed|in_progress|timed_out|unknown|mismatch|stale|invalid/;
+my $row = qr/$value(?: \| $value)*(?=[,;\n])/;
+
+my @documents = ('README.md', sort glob('doc/*.md'));
+
+# ----- links -----
+
+my @pages;
+find(
+	{
+		no_chdir => 1,
+		wanted => sub {
+			$File::Find::prune = 1 if /\/(\.git|node_modules|tmp_check)$/;
+			push @pages, s/^\.\///r if /\.md$/;
+		}
+	},
+	'.');
+
+sub prose
+{
+	my ($file) = @_;
+	return slurp_file($file) =~ s/^[ \t]*```.*?^[ \t]*```$//msgr;
+}
+
+# The anchors that a forge makes of headings
+sub anchors
+{
+	my ($file) = @_;
+	my (%anchors, %seen);
+
+	for my $heading (prose($file) =~ /^#+ +(.*?)\s*$/mg)
+	{
+		my $anchor = lc $heading;
+		$anchor =~ s/[^\w\- ]//g;
+		$anchor =~ s/ /-/g;
+		$anchors{ $anchor . ($seen{$anchor} ? "-$seen{$anchor}" : '') } = 1;
+		$seen{$anchor}++;
+	}
+	return \%anchors;
+}
+
+sub is_broken
+{
+	my ($file, $link) = @_;
+	my ($path, $anchor) = split(/#/, $link, 2);
+	my $target = $path eq '' ? $file : dirname($file) . "/$path";
+
+	return 1 if !-e $target;
+	return defined $anchor && !anchors($target)->{$anchor};
+}
+
+for my $file (sort @pages)
+{
+	my @links = grep { !/^[a-z]+:/ } prose($file) =~ /\]\(([^)\s]+)\)/g;
+	is_deeply([ grep { is_broken($file, $_) } @links ], [], "the links of $file");
+}
+
+# ----- what runs -----
+
+# Blocks that run, in their order, as [ language, text ]
+sub blocks_of
+{
+	my ($file) = @_;
+	my $text = slurp_file($file);
+	my (@blocks, $not_run);
+
+	while ($text =~ /^(?:<!-- (not run: [^\n]+|run) -->\n)?```(\w*)\n(.*?)^```$/msg)
+	{
+		my ($marker, $language, $block) = ($1 // '', $2, $3);
+
+		$not_run++ if $marker =~ /^not/ && $language eq 'sql';
+		push @blocks, [ $language, $block ]
+		  if $language eq 'sql' && $marker eq '' || $language eq 'sh' && $marker eq 'run';
+	}
+	my @markers = $text =~ /<!-- (not run|run)\b/g;
+	is(scalar(@markers), ($not_run // 0) + (grep { $_->[0] eq 'sh' } @blocks),
+		"$file: each marker stands before a block that it is for");
+	unlike($text, qr/^[ \t]+```sql/m, "$file: no block of SQL is indented, which would not run");
+	return @blocks;
+}
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'");
+$node->start;
+
+# What a statement is to return stands between two lines that psql prints.
+sub run_sql
+{
+	my ($name, $block) = @_;
+	my (@expected, @got);
+	my @errors = $block =~ /;[ ]+-- ((?:ID|\d\d)[0-9A-Z]{3})\b/g;
+
+	$block =~ s{^(SELECT [^\n]*;)[ ]+-- ($row)}{
+		push @expected, $2;
+		"\\echo {{\n$1\n\\echo }}\n-- "}emg;
+	my ($status, $out, $err) = $node->psql('app', $block,
+		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+
+	is($status, 0, "$name: psql") or diag($err);
+	is_deeply([ $err =~ /(?:ERROR|FATAL|WARNING): +(\w{5}):/g ], \@errors,
+		"$name: fails where it says so, and only there") or diag("$block\n$err");
+	@got = $out =~ /^\{\{\n(.*?)\n?\}\}$/msg;
+	for my $expected (@expected)
+	{
+		my @columns = split(/ \| /, $expected);
+		s/^(true|false)$/substr($1, 0, 1)/e for @columns;
+		$expected = join('|', @columns);
+	}
+	is_deeply(\@got, \@expected, "$name: returns what it says") if @expected;
+	return;
+}
+
+sub run_shell
+{
+	my ($name, $block) = @_;
+	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => 'app');
+
+	ok(run_log([ 'bash', '-ec', $block ]), "$name: shell");
+	return;
+}
+
+sub run_document
+{
+	my ($file, $edition, @blocks) = @_;
+	my $n = 0;
+
+	$node->safe_psql('postgres', 'CREATE DATABASE app');
+	$node->safe_psql('app', "CREATE EXTENSION $edition")
+	  unless grep { $_->[1] =~ /CREATE EXTENSION|idem-portable\.sql/ } @blocks;
+	for (@blocks)
+	{
+		my ($language, $block) = @$_;
+		my $name = "$file, $edition, block " . ++$n;
+
+		$block =~ s/(CREATE EXTENSION) idem(?=[ ;])/$1 $edition/g;
+		$language eq 'sql' ? run_sql($name, $block) : run_shell($name, $block);
+	}
+
+	$node->safe_psql('postgres', 'DROP DATABASE app WITH (FORCE)');
+	$node->safe_psql('postgres', q{
+		SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE oid >= 16384 \gexec
+		ALTER SYSTEM RESET ALL;
+		SELECT pg_reload_conf()});
+	return;
+}
+
+my $run = 0;
+for my $file (@documents)
+{
+	my @blocks = blocks_of($file);
+	my ($editions) = slurp_file($file) =~ /^<!-- editions: ([\w ]+) -->$/m;
+
+	$run += @blocks;
+	next if !@blocks;
+	run_document($file, $_, @blocks) for split(/ /, $editions // 'idem');
+}
+cmp_ok($run, '>=', 10, 'blocks have run');
+
+$node->stop;
+done_testing();
