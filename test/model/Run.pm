@@ -1,10 +1,10 @@
-# Runs a script in both editions, and compares.
+# Runs a script in both editions, and compares them.
 #
 #	my $run = Run->new($edition, $edition);
 #	my $difference = $run->script($script);   # undef: none
 #
-# See the opening comment of compare for what is compared, and how it is made sure that
-# both do the same thing in the same order.
+# The header of compare says what is compared, and why both editions do the same in the same
+# order.
 
 package Run;
 
@@ -20,21 +20,21 @@ use Session;
 
 my $slots_max = 3;
 
-# How long one edition may take to do what the other has done
+# How long one edition may take for a step that the other has done
 my $patience_s = 10;
 
-# An answer that takes longer is looked into: does the session wait for another one? By
-# how long the call waits: one that does so for a moment answers by itself, and so does
-# one that does not wait, but for the removal of a row.
+# After how long without an answer to check whether the session waits for another one, by the
+# wait of the call. A call with a brief wait answers by itself. So does a call without one,
+# unless another transaction deletes its row.
 my %look_after_s = (patient => 0.002, no => 0.25, brief => 1.5);
 
-# A cancellation that has not come about
+# After how long to cancel again if the call goes on
 my $cancel_again_after_s = 1;
 
-# Types of what the server returns
+# OIDs of types
 use constant { TIMESTAMPTZ => 1184 };
 
-# Never drawn
+# A token that no edition draws
 my $wrong_token = '4000000000000';
 
 # ----- editions -----
@@ -66,15 +66,15 @@ sub connect_edition
 		$session->prepare($_, $looks{$_}) for sort keys %looks;
 		$edition->{sessions}[$slot] = $session;
 	}
-	# A change of policy is refused rather than waited for.
+	# A change of policy that would have to wait is refused.
 	$edition->{sessions}[0]->ask("SET lock_timeout = '5ms'");
 	$edition->{sessions}[0]->ask('SET idem.wait = 0');
-	# It clears the policy without noting what it was.
+	# It deletes policies without the effects of the triggers.
 	$edition->{observer} //= Session->new($edition->{database}, options => '-c session_replication_role=replica');
 	return;
 }
 
-# For sessions that may be stuck
+# Replaces all sessions, some of which may be stuck
 sub reconnect_edition
 {
 	my ($edition) = @_;
@@ -104,7 +104,7 @@ sub new
 	return $self;
 }
 
-# ----- what is known when a step runs only -----
+# ----- values that are known only when a step runs -----
 
 sub uuidv7
 {
@@ -128,7 +128,8 @@ sub instantiate
 
 # ----- comparing -----
 
-# Multiples of ten minutes from now; all times of a script are far from halfway.
+# Rounded to ten minutes from now. All times of a script are far from the middle between two
+# multiples.
 sub relative_time
 {
 	my ($value) = @_;
@@ -149,8 +150,8 @@ sub show_error
 	my ($edition, $error) = @_;
 	my ($detail, $hint) = @$error{qw(D H)};
 
-	# The failing row of a constraint has times in it. 40001 is the server's own in the
-	# portable edition.
+	# The row that a constraint refuses contains times. In the portable edition the server
+	# itself raises 40001.
 	$detail = undef if $error->{C} =~ /^(?:23502|23514|40001)$/;
 	$hint = undef if $error->{C} eq '40001';
 	my $text = join ' | ', "$error->{S} $error->{C}: $error->{M}",
@@ -188,7 +189,7 @@ sub show_look
 	my ($edition, $reply) = @_;
 
 	return show_error($edition, $reply->{error}) if $reply->{error};
-	# In order, since an old snapshot can see two rows of a key.
+	# Sorted, since an old snapshot can see two rows of a key.
 	return join "\n", sort map {
 		my @row = @$_;
 		$row[5] = token_name($edition, $row[5]) if $row[0] eq 'claim';
@@ -196,8 +197,8 @@ sub show_look
 	} @{ $reply->{rows} };
 }
 
-# Tokens have other values in each edition: what is compared is by which step they were
-# given. In each they grow from holder to holder of a key.
+# Tokens have other values in each edition: they are compared by the step that returned them. In
+# each edition they must grow from holder to holder of a key.
 sub note_tokens
 {
 	my ($edition, $step, $reply) = @_;
@@ -241,14 +242,14 @@ sub cover
 	return;
 }
 
-# ----- which steps may run: no deadlocks, and nothing that is not determined -----
+# ----- which steps may run: those whose answer is determined, and no deadlocks -----
 
 sub key_name
 {
 	return join "\0", @{ $_[0] };
 }
 
-# Keys that a transaction has used, which others may have to wait for. '*': any.
+# Has the transaction used the key, so that others may have to wait for it? '*' is any key.
 sub touches
 {
 	my ($transaction, $key, $how) = @_;
@@ -257,7 +258,7 @@ sub touches
 	return $keys->{'*'} || $keys->{$key};
 }
 
-# Whether others may have changed something that this session's snapshot does not see
+# Can other sessions have changed something that the snapshot of this session does not see?
 sub snapshot_is_old
 {
 	my ($self, $slot) = @_;
@@ -269,7 +270,7 @@ sub snapshot_is_old
 	  || any { $_ != $slot && ($state->[$_]{open} || $state->[$_]{waiting}) } 1 .. $slots_max;
 }
 
-# How long a call waits, see Script.pm
+# How long a call waits: no, brief or patient, see Script.pm
 sub wait_of
 {
 	my ($self, $step) = @_;
@@ -285,8 +286,8 @@ sub waits_briefly
 	return $step->{kind} =~ /^(?:claim|settle)$/ && $self->wait_of($step) eq 'brief';
 }
 
-# Whoever waits, waits for somebody who goes on: a new wait is only for a session that
-# does not wait itself. So there is never a circle.
+# A step may run if it waits at most for a session that does not itself wait. So sessions never
+# wait in a circle.
 sub may_run
 {
 	my ($self, $step) = @_;
@@ -300,17 +301,17 @@ sub may_run
 	return $state->[ $step->{of} ]{waiting} ? 1 : 0 if $step->{kind} eq 'cancel';
 	if ($step->{kind} eq 'policy')
 	{
-		# The portable edition's change waits for whoever has claimed, and waits for a key.
-		# TRUNCATE waits for whoever has looked at the table.
-		# Next to another change the operator's is refused, by both.
+		# In the portable edition a change waits for every transaction that has claimed, also
+		# for one that waits for a key. TRUNCATE waits for every transaction that has read the
+		# table. A change by the operator beside another change is refused in both editions.
 		return 0
 		  if any { $_->{waiting} || ($_->{open} && ($slot || $_->{failed} || ($_->{policy} // '') ne 'changed')) } @others;
 		return 0 if $step->{truncates} && any { $_->{open} } @others, $state->[$slot];
 		return 1;
 	}
 	return 0 if $state->[$slot]{brief} && $self->waits_briefly($step);
-	# See README.md: the portable edition cannot tell who removes a row that its snapshot does
-	# not see, nor that who removes it has claimed it again.
+	# A documented difference: the portable edition cannot find out which transaction deletes a
+	# row that its snapshot does not see, nor whether that transaction has claimed it again.
 	if ($step->{kind} eq 'claim' && ($self->wait_of($step) ne 'patient' || $state->[$slot]{brief}))
 	{
 		my $how = $self->snapshot_is_old($slot) ? 'dropped' : 'again';
@@ -319,9 +320,9 @@ sub may_run
 			return 0 if any { touches($_, $key, $how) } @others;
 		}
 	}
-	# It would see the policy of its snapshot in one edition, and the new one in the other.
+	# In one edition the step would use the policy of its snapshot, in the other the new one.
 	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
-	# One who looks for an unlocked row must not come upon one who does.
+	# A waiter that polls with a short lock_timeout could meet the lock of this step for a moment.
 	return 0 if $step->{kind} eq 'move' && @waiting && any { $_->{brief} } @$state[@waiting];
 	return 1 unless @waiting;
 
@@ -334,7 +335,7 @@ sub may_run
 		{
 			return 0 if touches($waiter, $key);
 			next unless any { key_name($_) eq $key } @{ $waiter->{waiting}{keys} };
-			# It waits for a lease, and would come upon who holds it when it looks again.
+			# The waiter polls a lease, and could meet the lock of this step.
 			return 0 if $waiter->{brief} && $state->[$slot]{open};
 			return 0 if $step->{kind} eq 'claim' || @{ $waiter->{waiting}{keys} } > 1;
 			return 0 if any { $_ != $waiter && touches($_, $key) } @others;
@@ -343,7 +344,8 @@ sub may_run
 	return 1;
 }
 
-# Whether the answer is known: an error that most random calls would end in. Some do.
+# Would the step only raise a well-known error? Most random calls would, so only some of them
+# run.
 sub is_pointless
 {
 	my ($self, $step) = @_;
@@ -357,7 +359,7 @@ sub is_pointless
 	  || $step->{kind} =~ /^(?:end|savepoint|undo|set)$/;
 }
 
-# In a failed transaction nothing happens: end it, mostly.
+# In a failed transaction most steps are replaced by one that ends it.
 sub instead
 {
 	my ($self, $step) = @_;
@@ -387,7 +389,7 @@ sub follow_savepoints
 	return;
 }
 
-# After the step was answered
+# Follows the state of the session, after the step was answered
 sub follow
 {
 	my ($self, $step, $reply) = @_;
@@ -410,7 +412,7 @@ sub follow
 	$state->{brief} = 1 if $step->{kind} eq 'set';
 	$state->{snapshot} //= @{ $self->{done} } if $step->{snapshot};
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
-	# Who has found no row to change keeps nobody else from a change.
+	# A change that has found no row does not block other changes.
 	$state->{policy} = 'changed' if $step->{kind} eq 'policy' && $reply->{tag} !~ / 0$/;
 	$state->{policy} //= 'perhaps' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
@@ -430,7 +432,7 @@ sub follow
 
 # ----- running -----
 
-# One that was found to wait does so for good.
+# A session that was found waiting goes on waiting, so it is checked at once.
 sub look_after_s
 {
 	my ($self, $slot) = @_;
@@ -446,10 +448,9 @@ sub quote
 	return Script::literal($_[0]);
 }
 
-# Which of these sessions wait for another one, for sure, that is until another one does
-# something. Either it waits for a lock, and all the others are idle or wait themselves.
-# Or it sleeps, and the claim that it wants is under a live lease, at which it looks
-# again and again.
+# Which of these sessions certainly wait until another session does something. Such a session
+# either waits for a lock while all others are idle or wait; or it sleeps, and the key that it
+# claims has a live lease, which it polls.
 sub sessions_that_wait
 {
 	my ($self, $edition, @slots) = @_;
@@ -476,8 +477,8 @@ sub sessions_that_wait
 	return map { $_->[0] } @{ $reply->{rows} };
 }
 
-# The server takes a cancellation for the lock timeout that passes at the same moment,
-# which the portable edition expects, and waits on.
+# If a lock_timeout passes at the moment of a cancellation, the server reports only the
+# timeout. The portable edition expects that, and goes on waiting. So cancel again.
 sub cancel_again
 {
 	my ($self) = @_;
@@ -492,8 +493,8 @@ sub cancel_again
 	return;
 }
 
-# Until each session has answered or waits, in both editions alike.
-# Returns the slots that have answered; or false, and what the difference is.
+# Waits until each session has answered, or waits in both editions.
+# Returns true and the slots that have answered; or false and the difference.
 sub settle
 {
 	my ($self) = @_;
@@ -568,12 +569,12 @@ sub look
 	return;
 }
 
-# What README.md says that the editions do differently, as what is to be done about it:
-# roll back, what was changed differently; or end the script.
+# Documented differences. Returns what to do: 'roll back' the transaction, or 'end' the script.
 #
-# - Under a snapshot that is older than a change of a claim, the C edition removes what has
-#	expired by now, and the portable edition what it sees.
-# - Among serializable transactions the portable edition's reads lock pages of indexes too.
+# - Under a snapshot that is older than a change of a claim, a cleanup of the C edition removes
+#	the rows that have expired by now, and one of the portable edition those that the snapshot
+#	sees.
+# - In serializable transactions the reads of the portable edition also lock index pages.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
@@ -588,7 +589,8 @@ sub known_difference
 	return;
 }
 
-# Known, and to be asked of all who have answered: others may have gone on since.
+# Is the answer this documented difference? It must be asked of all sessions that have answered,
+# since other sessions can have gone on after it.
 sub fails_to_serialize
 {
 	my ($self, $slot) = @_;
@@ -597,7 +599,7 @@ sub fails_to_serialize
 	return (any { !$_->{error} } @replies) && ($self->known_difference(undef, @replies) // '') eq 'end';
 }
 
-# Returns a difference, or what is to be done about a known one.
+# Returns a difference, or what to do about a documented one.
 sub compare_answers
 {
 	my ($self, $slot) = @_;
@@ -636,7 +638,7 @@ sub compare_looks
 	return $self->known_difference(undef, @replies) // $self->compare("rows, as seen by session $slot:", @shown);
 }
 
-# Sends a step to both; returns a difference, or 'end', of the script.
+# Sends a step to both editions. Returns a difference, or 'end' if the script ends here.
 sub step
 {
 	my ($self, $step) = @_;
@@ -660,7 +662,7 @@ sub step
 
 	return 'end' if any { $self->fails_to_serialize($_) } @answered;
 
-	# A look that came along is good if nobody else did anything meanwhile.
+	# The rows that were read together with the step are valid if no other session has answered.
 	my $has_looked = $alone && @answered == 1 && $answered[0] == $step->{slot};
 	for my $slot (@answered)
 	{
@@ -698,7 +700,7 @@ sub roll_back
 	return $self->step({ id => 2_000_000, slot => $slot, name => 'ROLLBACK', kind => 'end', sql => 'ROLLBACK', keys => [] });
 }
 
-# As if nothing had ever been claimed. The tables shrink now and then only: that is slow.
+# Empties the tables. It vacuums them only now and then, since that is slow.
 sub reset
 {
 	my ($self, $script) = @_;
@@ -728,7 +730,7 @@ sub reset
 	return;
 }
 
-# All transactions end, and those who wait for them go on.
+# Ends all transactions, so that the waiters go on
 sub finish
 {
 	my ($self, $script) = @_;
@@ -751,10 +753,10 @@ sub finish
 		{
 			$difference //= $step->(0, 'COMMIT PREPARED', 'finish', "COMMIT PREPARED '{{prepared $n}}'");
 		}
-		# For a lease, most likely
+		# These most likely wait for a lease.
 		for my $slot (grep { $self->{state}[$_]{waiting} } 1 .. $script->{sessions})
 		{
-			# Another one's end may have let it go on.
+			# The end of another one may have woken it.
 			my $waiting = $self->{state}[$slot]{waiting} // next;
 			my $key = $waiting->{keys}[0];
 			$difference //=
@@ -769,7 +771,7 @@ sub finish
 	return 'a session still waits when all others have ended';
 }
 
-# Undef, or the difference: {text, done}.
+# Runs a script. Returns undef, or the difference: {text, done}
 sub script
 {
 	my ($self, $script) = @_;

@@ -1,4 +1,4 @@
-# A random script: the same seed makes the same one.
+# A random script: the same seed makes the same script.
 #
 #	my $script = Script->new($seed, two_phase => 1);
 #
@@ -15,22 +15,22 @@
 #		sql   => "SELECT idem_extend('u1', 'r1', {{token 3}})"
 #	}
 #
-# In {{ }} is what is known when the step runs only: {{token N}}, that step N was
-# given; {{uuid SECONDS N}}, the UUIDv7 of that many seconds from now; {{prepared N}}, the
-# name of a prepared transaction; {{pid N}}, the process of session N.
+# {{ }} stands for a value that is known only when the step runs: {{token N}}, the token that step
+# N returned; {{uuid SECONDS N}}, the UUIDv7 of that many seconds from now; {{prepared N}}, the
+# name of a prepared transaction; {{pid N}}, the process id of session N.
 #
-# A script switches a part of all that there is off, which leads deeper into the rest.
+# Each script switches some kinds of steps off, so that it has more of the others.
 
 package Script;
 
 use strict;
 use warnings;
 
-# All times are multiples of this, and a run is short against it: how a claim that
-# lasts so long compares with now does not depend on the speed of the machine.
+# All times are multiples of this, and a run is much shorter. So whether a time has passed does
+# not depend on the speed of the machine.
 our $unit_s = 1200;
 
-# Long enough to be a wait and not to be noticed
+# A wait that ends by itself, and costs little time
 our $brief = '3ms';
 
 sub pick
@@ -106,7 +106,7 @@ sub choose_keys
 
 	if ($self->{on}{uuidv7})
 	{
-		# Around the edges of a ttl of 20, 60 or 120 minutes, and of the clock's skew
+		# Close to the limits of a ttl of 20, 60 or 120 minutes, and of the skew of clocks
 		@requests = map {
 			sprintf '{{uuid %d %d}}',
 			  pick(0, 30, 100, 100000, -60, -600, -1199, -1200, -1300, -2400, -3539, -3600,
@@ -149,7 +149,7 @@ sub jsonb
 		: ());
 }
 
-# A value, or now and then one that is refused
+# Returns the value, or now and then one that is refused
 sub or_invalid
 {
 	my ($self, $value, @invalid) = @_;
@@ -183,7 +183,7 @@ sub fingerprint_argument
 		q(''), q(decode(repeat('ab', 64), 'hex')), q(decode(repeat('ab', 65), 'hex')));
 }
 
-# (how it waits, the argument)
+# Returns how long the call waits, and the argument
 sub wait_argument
 {
 	my ($self) = @_;
@@ -263,7 +263,7 @@ sub add_try_claim
 	  . named($self->key_arguments($key), $self->scope_argument($key->[2]), @more) . ')';
 	my $sql = pick(
 		("SELECT * FROM $call") x 8,
-		# what a statement does is not seen by what it reads
+		# idem_status() does not see what its own statement claims.
 		'SELECT c.*, idem_status(' . literal($key->[0]) . ', ' . literal($key->[1])
 		  . ', ' . literal($key->[2]) . ") AS status FROM $call AS c",
 		$self->{on}{leases} ? () : "SELECT i, c.* FROM generate_series(1, 2) AS i, $call AS c");
@@ -280,8 +280,8 @@ sub array_of
 	return 'ARRAY[' . join(', ', @elements) . "]::${type}[]";
 }
 
-# A batch that waits for one lease after the other cannot be followed from outside:
-# only where there are no leases it waits long.
+# Nothing shows for which lease a batch waits, so a batch waits long only in scripts without
+# leases.
 sub add_batch
 {
 	my ($self, $slot) = @_;
@@ -379,7 +379,7 @@ sub add_named
 	return;
 }
 
-# In a block whose handler swallows the error, and with it what was done before
+# A claim in a block whose handler catches the error, which rolls the claim back
 sub add_block
 {
 	my ($self, $slot, $key) = @_;
@@ -407,8 +407,8 @@ sub add_cleanup
 	return;
 }
 
-# Time passes for one claim: its lease lapses, or it expires. Not a call that waits.
-# Each moment is another, so that the order of expiry is the same everywhere.
+# Makes the lease of a claim lapse, or the claim expire. The step does not wait. Each step sets
+# another time, so that claims expire in the same order in both editions.
 sub add_move
 {
 	my ($self, $key) = @_;
@@ -476,12 +476,12 @@ sub insert_policy
 	  . ') VALUES (' . join(', ', $self->or_invalid(literal($scope), 'NULL', "repeat('s', 256)"), @values, @guard) . ')';
 }
 
-# As a subscriber receives it: with the guard that it brings
+# Inserts a policy like a subscriber, with the guarded_since of the publisher
 sub replicate_policy
 {
 	my ($self, $scope) = @_;
 
-	# What is invalid another trigger refuses here.
+	# Here another trigger refuses invalid values.
 	local $self->{on}{invalid} = 0;
 	return 'SELECT replicated(' . literal($self->insert_policy($scope, q('-infinity'))) . ')';
 }
@@ -617,7 +617,7 @@ sub add_step
 		cancel => $self->{sessions} > 1 ? 2 : 0,
 	);
 	$key //= pick(@{ $self->{keys} });
-	# Holders work with what was leased, and time passes for that mostly.
+	# Most calls of holders, and most changes of time, are for leased keys.
 	$key = pick(@{ $self->{leased} })->{key}
 	  if @{ $self->{leased} } && $what =~ /^(?:move|heal|idem_extend|idem_release|idem_fence)$/ && chance(0.7);
 	$self->{latest}[$slot] = $key if $what =~ /^(?:claim|try_claim|block)$/;

@@ -1,13 +1,12 @@
-# A session, by the server's own protocol (version 3).
+# A session, by the protocol of the server (version 3).
 #
-# The comparison sends a statement and the look at the tables that follows it in
-# one go, and to several servers' sessions at once. That takes pipelining, which
-# Perl's modules around libpq do not have; the protocol itself is small.
+# The comparison sends a statement and the query of the tables after it together, and to several
+# sessions at once. The Perl modules around libpq cannot pipeline; the protocol itself is small.
 #
 #	my $session = Session->new('postgres');
 #	$session->send('SELECT 1');              # a simple query
 #	$session->execute('rows');               # a statement prepared by prepare()
-#	$session->flush;                         # both go out
+#	$session->flush;                         # sends both
 #	$session->read while $session->{pending};
 #	my $reply = shift @{ $session->{replies} };
 #
@@ -93,7 +92,7 @@ sub prepare
 	return;
 }
 
-# All of them, in one reply
+# Executes all of them, with one reply
 sub execute
 {
 	my ($self, @names) = @_;
@@ -195,7 +194,7 @@ sub take
 	return;
 }
 
-# What has come; waits if nothing has.
+# Reads what has arrived; waits if nothing has
 sub read
 {
 	my ($self) = @_;
@@ -214,7 +213,7 @@ sub read
 	return;
 }
 
-# The reply to the latest of what was sent; an error dies.
+# The reply to the latest statement. Dies if it is an error
 sub answer
 {
 	my ($self) = @_;

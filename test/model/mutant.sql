@@ -1,5 +1,5 @@
--- A detail of the second edition is changed: idem_release() says true also where there is
--- nothing to release. A comparison that does not find it compares nothing.
+-- A mutant of the second edition: idem_release() returns true also if there is nothing to
+-- release. A comparison that does not find this difference is worthless.
 
 ALTER FUNCTION idem_release(text, text, int8, text) RENAME TO idem_release_unchanged;
 
