@@ -1,4 +1,4 @@
--- The alternative, as people write it.
+-- The alternative: a table and statements as people write them
 
 CREATE TABLE hand_written (
 	user_id text,
@@ -8,7 +8,7 @@ CREATE TABLE hand_written (
 );
 CREATE INDEX hand_written_created_at ON hand_written (created_at);
 
--- With a response
+-- The same with a response
 CREATE TABLE hand_written_results (LIKE hand_written INCLUDING ALL, result jsonb);
 
 CREATE FUNCTION hand_written_claim(u text, r text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -17,7 +17,7 @@ BEGIN
 	RETURN FOUND;
 END $$;
 
--- Cleaning, in the form that one finds everywhere, and in the better one
+-- Cleaning, in the usual form, and in the better one
 CREATE FUNCTION hand_written_cleanup_in(ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
 	removed bigint;

@@ -1,5 +1,5 @@
--- Claims of all requests, one by one, in one transaction. They return microseconds a claim;
--- the loop is part of it.
+-- Loops that claim all requests one by one, in one transaction. They return microseconds a
+-- claim, including the loop.
 
 CREATE FUNCTION loop_idem(expected int) RETURNS float8 LANGUAGE plpgsql AS $$
 DECLARE

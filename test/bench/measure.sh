@@ -1,19 +1,19 @@
 # shellcheck shell=bash
 #
-# For test/bench/run and the files in figures/: databases to measure in, and a place for
-# what was measured, the database "results".
+# For test/bench/run and the files in figures/: databases to measure in, and the database
+# "results" for the values.
 #
-# A file in figures/ defines measure(), which calls record() for each value, in turns: one
-# of idem's, one of the alternative's, and again. Values of one round are measured close to
-# each other, so that what else the machine does hits both.
+# A file in figures/ defines measure(), which calls record() for each value, in turns: one value
+# of idem, one of the alternative, and so on. The values of a round are measured close to each
+# other, so that other load on the machine affects both.
 
 # Set by test/bench/run
-: "${repository?}" "${mode=}" "${figures=}"
+: "${repository?}" "${pg_config=}" "${version=}" "${mode=}" "${figures=}"
 
 bench=$repository/test/bench
 database=
 
-# size TRY QUICK FULL: the one of this mode
+# size TRY QUICK FULL: prints the size for this mode
 size()
 {
 	case $mode in
@@ -28,7 +28,7 @@ wants_figure()
 	[[ " ${figures[*]} " == *" $1 "* ]]
 }
 
-# What single figures need besides the server
+# Installs what some figures need besides the server
 prepare_for_figures()
 {
 	local packages=() redis=
@@ -49,10 +49,10 @@ prepare_for_figures()
 	[ -z "$redis" ] || install_redis_without_service
 }
 
-# ----- what the figures' files use -----
+# ----- for the files in figures/ -----
 
-# new_database: an empty one, with idem and the alternative, and the functions that make
-# requests (requests.sql, hand_written.sql). The one before is dropped.
+# new_database: replaces the database by an empty one, with idem, the alternative, and functions
+# that make requests (requests.sql, hand_written.sql)
 new_database()
 {
 	sql postgres -c 'SET client_min_messages = error' \
@@ -62,13 +62,13 @@ new_database()
 		-f tree/test/bench/requests.sql -f tree/test/bench/hand_written.sql
 }
 
-# value SQL [PSQL-ARGUMENT ...]: the one value that it returns
+# value SQL [PSQL-ARGUMENT ...]: prints the one value that the SQL returns
 value()
 {
 	sql "$database" -A -t "${@:2}" -c "$1"
 }
 
-# wait_until SQL: until the condition is true
+# wait_until SQL: waits until the condition is true
 wait_until()
 {
 	local tries is_true
@@ -81,8 +81,8 @@ wait_until()
 	die "waited for a minute in vain: $1"
 }
 
-# sides ROUND SIDE...: in the order of this round, A B, then B A, so that neither is always
-# the first one after a checkpoint
+# sides ROUND SIDE...: prints the sides in the order of this round, A B and then B A, so that no
+# side is always the first after a checkpoint
 sides()
 {
 	local sides=("${@:2}")
@@ -94,7 +94,7 @@ sides()
 	fi
 }
 
-# setting NAME=VALUE ...: until the figure's end
+# setting NAME=VALUE ...: for the rest of the figure
 setting()
 {
 	local pair
@@ -105,15 +105,15 @@ setting()
 	reload
 }
 
-# Sessions see it from their next statement. The postmaster's signal handler runs at once,
-# the worker's and the sessions' when they next look.
+# A new session has the new settings: the postmaster reloads at once. A session that exists, and
+# the worker, reload when they next check for it.
 reload()
 {
 	sql postgres -c 'SELECT pg_reload_conf()' >/dev/null
 }
 
-# record FIGURE WHAT WAY VALUE. WHAT is a line of goals.csv; WAY is 'idem', or that line's
-# alternative.
+# record FIGURE WHAT WAY VALUE. WHAT is a line of goals.csv; WAY is 'idem' or the alternative of
+# that line.
 record()
 {
 	printf '%4s  %-32s %-16s %s\n' "$@"
@@ -124,7 +124,7 @@ record()
 		SQL
 }
 
-# remark FIGURE TEXT: what the results' reader has to know about this run
+# remark FIGURE TEXT: what readers of the results must know about this run
 remark()
 {
 	printf '%4s  %s\n' "$1" "$2"
@@ -133,16 +133,16 @@ remark()
 	SQL
 }
 
-# ----- what test/bench/run uses -----
+# ----- for test/bench/run -----
 
-# The tree that was measured
+# The commit that is measured
 tree_commit()
 {
 	git -C "$repository" -c safe.directory="$repository" describe --always --dirty 2>/dev/null ||
 		echo unknown
 }
 
-# The results of figures that are not measured now are those of an earlier run.
+# Figures that are not measured now keep the results of an earlier run.
 open_results()
 {
 	local list
@@ -179,7 +179,7 @@ measure_figures()
 		for ((figure = first; figure <= last; figure++)); do
 			wants_figure "$figure" || continue
 			echo "${name#*_}"
-			# Each in a shell of its own: measure() and its helpers end with it.
+			# In a subshell, so that measure() and its helpers do not outlive it
 			(
 				# shellcheck source=/dev/null
 				. "$file"
@@ -194,7 +194,7 @@ measure_figures()
 	sql postgres -c 'DROP DATABASE IF EXISTS bench WITH (FORCE)'
 }
 
-# After each file: what it took long to measure is not to be lost with the next one.
+# Runs after each file, so that an error in the next one does not lose these results.
 # README.md and the pictures are for readers; measured.csv and remarks.csv are for the next
 # run, which may measure some figures only.
 write_results()
@@ -203,6 +203,6 @@ write_results()
 	sql results -c '\copy (SELECT * FROM remarks ORDER BY figure, text) TO STDOUT (FORMAT csv, HEADER)' \
 		>"$results/remarks.csv"
 	sql results -A -t -c "SELECT line FROM markdown" >"$results/README.md"
-	# As root, they would be root's in somebody's working tree.
+	# If root runs this, the files must not belong to root in the working tree of a user.
 	chown -R --reference="$bench" "$bench/results"
 }

@@ -1,22 +1,22 @@
--- Requests to claim, of random users, and what the figures check with.
+-- Requests of random users to claim, and checks for the figures
 
--- A UUID of version 7 (RFC 9562) as of a moment
+-- A version 7 UUID (RFC 9562) with this time
 CREATE FUNCTION uuidv7(at timestamptz) RETURNS text LANGUAGE sql VOLATILE AS $$
 	SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
 		PLACING substring(int8send(floor(extract(epoch FROM at) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
 		52, 1), 53, 1), 'hex')::uuid::text
 $$;
 
--- Both sides get the same ones, in the same order: that in which they come.
+-- Both sides get the same requests in the same order.
 CREATE TABLE requests (i int PRIMARY KEY, user_id text NOT NULL, request_id text NOT NULL);
 
--- 100,000 users, whose ids have 8 to 15 characters: rows and index entries are aligned to 8
--- bytes, and with one length, a byte more or less in them is 8 or none.
+-- 100,000 users whose ids have 8 to 15 characters. Rows and index entries are aligned to 8 bytes:
+-- if all ids had the same length, one byte more could cost 8 bytes in each row, or none.
 CREATE FUNCTION user_id(n int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
 	SELECT left(md5(n::text), 8 + n % 8)
 $$;
 
--- Version 7: as if 20,000 a second came from a moment on
+-- Version 7 ids, as if 20,000 requests arrived each second from this time on
 CREATE PROCEDURE make_requests(ids text, number int, since timestamptz DEFAULT now()) LANGUAGE plpgsql AS $$
 BEGIN
 	TRUNCATE requests;
@@ -29,9 +29,9 @@ BEGIN
 	FROM generate_series(1, number) AS i;
 END $$;
 
--- All requests claimed on both sides, each in a transaction of its own, in the order in which
--- they come: as live use fills the tables. What lies on disk depends on it. Many of one
--- transaction have one created_at, and an index of that is far smaller. Meant for
+-- Claims all requests on both sides in order, each in a transaction of its own, since live use
+-- fills the tables in that way. The size on disk depends on it: claims of one transaction would
+-- have the same created_at, and the index on it would be far smaller. For
 -- synchronous_commit = off.
 CREATE PROCEDURE claim_requests() LANGUAGE plpgsql AS $$
 DECLARE
@@ -50,7 +50,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Fills both tables in this way.
+-- Makes new requests and claims them in this way
 CREATE PROCEDURE load(ids text, number int, since timestamptz) LANGUAGE plpgsql AS $$
 DECLARE
 	chunk constant int := 100000;
@@ -64,7 +64,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Both sides must have done the same work, or the ratio says nothing.
+-- Checks that both sides have done the same work; otherwise the ratio means nothing
 CREATE FUNCTION expect(what text, counted bigint, expected bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	IF counted IS DISTINCT FROM expected THEN

@@ -1,9 +1,9 @@
--- What was measured, and how it compares.
+-- The values that were measured, and the comparison of idem with the alternatives
 
--- One line for each thing that is compared. "ratio" says what of what: 'faster' is the
--- alternative's value over idem's, 'share' is idem's over the alternative's, 'more' is by how
--- much idem's is greater, and 'alone' is idem's value itself, with the alternative's beside it if
--- there is one.
+-- One line for each comparison. "ratio" says how: 'faster' is the value of the alternative
+-- divided by that of idem, 'share' is the value of idem divided by that of the alternative, 'more'
+-- is the difference, and 'alone' is the value of idem itself, with that of the alternative beside
+-- it if there is one.
 CREATE TABLE goals (
 	figure int,
 	what text,
@@ -63,7 +63,7 @@ BEGIN
 END $$;
 CREATE TRIGGER check_way BEFORE INSERT ON measured FOR EACH ROW EXECUTE FUNCTION check_way();
 
--- Three digits that count
+-- Three significant digits
 CREATE FUNCTION digits(value float8) RETURNS text LANGUAGE sql AS $$
 	SELECT CASE WHEN value = 0 THEN '0'
 		WHEN abs(value) >= 100 THEN to_char(value, 'FM999,999,999,999,990')

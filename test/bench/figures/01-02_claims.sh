@@ -1,9 +1,11 @@
 # shellcheck shell=bash
 #
-# Figures 1 and 2: what a claim costs in a stored procedure. 200,000 requests are claimed
-# one by one in a PL/pgSQL loop, in one transaction, into an empty table; then the same ones
-# again, as duplicates. Against the same loop with the hand-written statement. The loop is
-# part of both times.
+# Figures 1 and 2: what a claim costs in a stored procedure. A PL/pgSQL loop claims 200,000
+# requests one by one, in one transaction, into an empty table; then the same requests again, as
+# duplicates. Compared with the same loop with the hand-written statement. Both times include
+# the loop.
+
+: "${database?}"
 
 measure()
 {

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
 #
-# Figure 3: a claim and the response to it, 200 bytes of jsonb, in a transaction of each
-# request: idem_claim() and idem_complete() against INSERT and UPDATE. Commits are not
-# waited for, or they would be all that is measured. And what is left for a vacuum to do:
-# row versions, and line pointers of versions that are gone; both sides prune pages on
-# the way.
+# Figure 3: a claim and its response, 200 bytes of jsonb, in one transaction a request:
+# idem_claim() and idem_complete(), compared with INSERT and UPDATE. Commits do not wait for the
+# disk, since that time would hide all others. Also what is left for a vacuum: dead row versions,
+# and dead line pointers; both sides prune pages meanwhile.
+
+: "${database?}"
 
 create_loops()
 {

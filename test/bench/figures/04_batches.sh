@@ -1,10 +1,12 @@
 # shellcheck shell=bash
 #
-# Figure 4: a batch of new keys in the order of chance, as a consumer gets them, into a
-# table of 100,000: idem_claim_many() against one INSERT ... SELECT FROM unnest() ON
-# CONFLICT DO NOTHING, which does not tell which of them are new. A session that has done
-# the like before, as a consumer has. No checkpoint comes between: what whole pages in the
-# WAL cost is figure 5's.
+# Figure 4: a batch of new keys in random order, as a consumer gets them, into a table of 100,000
+# rows: idem_claim_many(), compared with one INSERT ... SELECT FROM unnest() ON CONFLICT DO
+# NOTHING, which does not tell which keys are new. The session has run batches before, like that
+# of a consumer. No checkpoint happens during it: the cost of full pages in the WAL is part of
+# figure 5.
+
+: "${database?}"
 
 create_batches()
 {

@@ -1,18 +1,17 @@
 # shellcheck shell=bash
 #
-# Figures 5 and 6: a table that has been in use for a while, 5 million claims (quick: fewer).
-# Both are filled as live use fills them, see load().
+# Figures 5 and 6: a table that has been in use for a while, with 5 million claims (quick: fewer).
+# Both tables are filled in the way of live use, see load() in requests.sql.
 #
-# 6: what lies on disk, a claim: heap, the index of keys (idem: request, user and scope;
-# hand-written: user and request), the index of the times by which rows are cleaned, and all
-# of it.
+# Figure 6: bytes on disk a claim: the heap, the index of keys (idem: request, user and scope;
+# hand-written: user and request), the index of the times by which rows are cleaned, and their
+# sum.
 #
-# 5: time and WAL of fresh claims into it, 2 % of its rows, in one transaction like those of
-# figure 1: what a commit costs is the same on both sides. Each side directly after a
-# checkpoint, when the first change of a page puts the whole page into the WAL, and with its
-# table and indexes in shared buffers, whatever the other one has displaced. The ids go on
-# from those in the table. One created_at for all of them makes things easier for the
-# hand-written one, if anything.
+# Figure 5: time and WAL of fresh claims, 2 % of the rows, in one transaction like those of figure
+# 1, since a commit costs the same on both sides. Each side starts right after a checkpoint, when
+# the first change of a page writes the full page to the WAL, and with its table and indexes in
+# shared buffers. The new ids continue those of the table. All claims have one created_at, which
+# can only help the hand-written side.
 
 : "${database?}" "${mode?}"
 
@@ -60,7 +59,7 @@ record_sizes()
 	record_size 'index of times' hand_written hand_written_created_at
 }
 
-# since CLAIMS: the time at which an id is made after so many
+# since CLAIMS: prints the time of an id that is made after so many claims
 since()
 {
 	echo "'$begun'::timestamptz + $1 * interval '50 us'"

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
 #
-# Figure 7: one session removes 2 million expired claims (quick: fewer), 50,000 a batch, each
-# batch a transaction, until there are none. Rows a second, and WAL a row. Against both forms
-# of the hand-written DELETE. idem_cleanup_all() does what the worker does: each batch begins
-# where the one before it ended.
+# Figure 7: one session removes 2 million expired claims (quick: fewer) in batches of 50,000, each
+# in a transaction. Rows a second, and WAL a row. Compared with both forms of the hand-written
+# DELETE. idem_cleanup_all() works like the worker: each batch begins where the previous one
+# ended.
 #
-# The claims were made as in live use, see load(), and have been vacuumed since, as by
-# autovacuum; they are older than the latest checkpoint and in shared buffers. Each run has
-# them anew, in a copy of the database. Their keys do not matter: no key is looked up.
+# The claims were made in the way of live use, see load() in requests.sql, and vacuumed, as by
+# autovacuum; they are older than the latest checkpoint, and in shared buffers. Each run uses a
+# fresh copy of the database. The keys do not matter: cleaning does not search for keys.
 
 : "${database?}" "${mode?}"
 
@@ -45,7 +45,7 @@ create_functions()
 	SQL
 }
 
-# A copy of database "loaded", as warm for one as for another
+# Makes a copy of the database "loaded", and reads it into shared buffers, for both sides alike
 copy_database()
 {
 	sql postgres -c 'SET client_min_messages = error' \

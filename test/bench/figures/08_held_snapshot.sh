@@ -1,17 +1,17 @@
 # shellcheck shell=bash
 #
-# Figure 8: cleaning while another session holds a snapshot for the whole time, so that all
-# that is removed stays in the indexes. Claims come and expire in portions of some batches of
-# 50,000, on both sides; then idem's worker removes its portion, and the ANY form of the
-# hand-written DELETE removes the other, each batch a transaction. The worst batch over the
-# first; and the median, since most of the worker's batches are not its worst.
+# Figure 8: cleaning while another session holds a snapshot all the time, so that the entries of
+# removed rows stay in the indexes. Claims arrive and expire in portions of some batches of
+# 50,000 on both sides. Then the worker of idem removes its portion, and the ANY form of the
+# hand-written DELETE removes the other, each batch in a transaction. Shown are the time of the
+# worst batch divided by that of the first, and the median, since most batches of the worker are
+# far from its worst.
 #
-# The worker begins each portion with a walk from the very start of its index, as it does
-# otherwise about once a minute: with a reload that is ordered. Else it goes on from where
-# the batch before has ended. The hand-written one always begins at the start. A worker's
-# batches and their times are those of its log. The first and the median are those of batches
-# that have removed something; the worst is any, as some of a walk's pass what is gone and
-# find nothing.
+# A reload makes the worker begin each portion with a rescan from the start of its index, which
+# otherwise happens about once a minute. All other batches go on where the previous one ended.
+# The hand-written DELETE always begins at the start. The times of the worker's batches are from
+# its log. The first and the median are of batches that removed rows. The worst is of all
+# batches: some batches of a rescan pass dead entries only, and remove nothing.
 
 : "${database?}" "${mode?}" "${data?}" "${results?}"
 
@@ -44,7 +44,7 @@ hold_snapshot()
 	ask_holder 'BEGIN ISOLATION LEVEL REPEATABLE READ;'
 }
 
-# That it answers is to say that the snapshot is still there.
+# An answer shows that the session still holds its snapshot.
 ask_holder()
 {
 	local answer=
@@ -71,7 +71,7 @@ clean_idem()
 	setting idem.databases=nothing
 }
 
-# note_batches FIRST: the worker's, in the log from a line on
+# note_batches FIRST: stores the batches of the worker, from this line of the log on
 note_batches()
 {
 	tail -n "+$1" "$data.log" |
@@ -86,7 +86,7 @@ run_portions()
 
 	new_database
 	create_functions
-	# of the worker, which is the only one to say something then
+	# Only the worker logs messages at this level.
 	sql postgres -c "ALTER DATABASE $database SET log_min_messages = debug1"
 	log_line=$(($(wc -l <"$data.log") + 1))
 	hold_snapshot

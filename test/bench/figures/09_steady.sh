@@ -1,26 +1,27 @@
 # shellcheck shell=bash
 #
-# Figure 9, never behind: claims come at a steady rate, and expire so soon that as many
-# expire as come. 20,000 claims a second, or half of what the slower side reaches unthrottled
-# if that is less. Four transactions of five claim ten times, since single claims would keep
-# two cores busy with little but round trips; the fifth claims once, and it is those whose
-# latency is measured, from when they were due (so a claim that had to queue counts
-# with its wait). Request ids are UUIDv7 of the moment; making them is part of the latency.
-# Commits are not waited for. Autovacuum is on, and the same for both.
+# Figure 9, never behind: claims arrive at a steady rate, and expire so soon that as many expire
+# as arrive. The rate is 20,000 claims a second, or half of what the slower side reaches
+# unthrottled if that is less. Four of five transactions claim ten times, since with single
+# claims two cores would mostly do round trips. The fifth claims once, and the latency of these
+# is measured from the time at which they were due: a claim that had to queue counts with that
+# wait. Request ids are UUIDv7 of the moment; making them is part of the latency. Commits do not
+# wait for the disk. Autovacuum is on, and the same for both.
 #
-# Against the hand-written table, with the better of its two forms of cleaning, every 5 s:
-# batch after batch until one is not full. In full also one_batch, a single batch every 5 s,
-# as it is found more often: 50,000 rows in 5 s can only ever clean 10,000 a second.
+# Compared with the hand-written table and the better form of its DELETE, every 5 s: batch after
+# batch until one is not full. In full mode also with one_batch, a single batch every 5 s, which
+# is more common: 50,000 rows in 5 s can clean 10,000 a second at most.
 #
-# Age: of the oldest claim that has expired and is still there, looked up in the table
-# twice a second. Drift: by how much the largest size in the second half of the time exceeds
-# the largest in the quarter before, since a vacuum can cut off the end of a table, which
-# then grows back. Dead tuples: the most that the server's statistics showed.
+# Age: of the oldest expired claim that is still stored, read from the table twice a second.
+# Drift: by how much the largest size in the second half of the time exceeds the largest in the
+# quarter before it, since a vacuum can truncate a table, which then grows again. Dead tuples:
+# the most that the statistics of the server showed.
 #
-# Cleaning on and off: windows in turns after the steady time, of the same load on the same
-# table, each with a 99th percentile. Not in them: the first second (new sessions), the
-# time in which cleaning catches up with what was left, and vacuuming what cleaning has
-# left before it is off.
+# Cleaning on and off: after the steady time, intervals with the same load on the same table in
+# turns, each with a 99th percentile. They do not include the first second, with its new
+# sessions, the time in which the cleaning catches up, and the vacuum before the cleaning is off.
+
+: "${database?}" "${mode?}" "${results?}"
 
 # Of five transactions one claims once, the others ten times
 claims_a_transaction=8.2
@@ -78,15 +79,16 @@ create_load()
 			took interval
 		);
 
-		-- Claims come in the order of time, but for what a transaction lasts: so what is
-		-- long removed is not walked again. Each statement has its own snapshot, and none
-		-- is held between two samples.
+		-- Claims arrive in the order of time, but for the length of a transaction. So the
+		-- scan begins shortly before the oldest claim of the previous sample, and does not
+		-- pass dead entries again. Each statement has its own snapshot, and none is held
+		-- between two samples.
 		CREATE FUNCTION sample(side text, ttl interval) RETURNS void LANGUAGE plpgsql
 		SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 		DECLARE
 			claims regclass := CASE side WHEN 'idem' THEN 'idem_claims' ELSE 'hand_written' END;
 			begun timestamptz := clock_timestamp();
-			-- Before the table: a batch that commits in between makes it say more, not less.
+			-- Read before the table: a batch that commits in between can only make it too large.
 			reported interval := CASE side WHEN 'idem' THEN (SELECT oldest_expired_age FROM idem_stat_cleanup) END;
 			known timestamptz := coalesce((SELECT oldest FROM samples ORDER BY at DESC LIMIT 1), '-infinity');
 			oldest timestamptz;
@@ -131,7 +133,7 @@ load()
 		{ cat load.out >&2; die "the claims failed"; }
 }
 
-# steady_load SIDE SECONDS NAME: at the rate; each transaction gets into the table
+# steady_load SIDE SECONDS NAME: claims at the rate, and stores the time of each transaction
 steady_load()
 {
 	as_user rm -f log.*
@@ -140,7 +142,7 @@ steady_load()
 		sql "$database" -c '\copy transactions FROM STDIN (FORMAT csv)'
 }
 
-# What the machine sustains, with room for the cleaning
+# The rate that the machine sustains while it also cleans
 choose_rate()
 {
 	local side claims
@@ -155,7 +157,7 @@ choose_rate()
 	sql "$database" -c 'TRUNCATE idem_claims, hand_written' -c CHECKPOINT
 }
 
-# every SECONDS PID STATEMENT: while the process runs; late ones follow at once
+# every SECONDS PID STATEMENT: runs it while the process runs; a late statement follows at once
 every()
 {
 	while kill -0 "$2" 2>/dev/null; do
@@ -198,8 +200,8 @@ run_steadily()
 	done
 }
 
-# Everything that was claimed was removed or is still there, and the samples have not
-# missed an old one.
+# Checks that every claim was removed or is still stored, and that the samples have not missed
+# an older one.
 check_work()
 {
 	local table=hand_written removed='SELECT sum(number) FROM removed' oldest="created_at + interval '$ttl s'"
@@ -280,7 +282,7 @@ measure_side()
 	fi
 	run_steadily "$1" "$2"
 	remark_steady "$1" "$2"
-	# In full the largest of 10 s: the teeth would be too many to draw.
+	# In full mode the largest value in 10 s: more points would be too many to draw.
 	sql "$database" -A -F , -t -c "
 		SELECT '$1', round(extract(epoch FROM min(at) - min(min(at)) OVER ()), 1),
 			round(greatest(0, max(extract(epoch FROM at - oldest))), 2),
@@ -293,7 +295,7 @@ measure_cleaning_on_and_off()
 {
 	local round seconds cleaning way
 
-	# Whole intervals of cleaning; in full, of autovacuum
+	# Whole intervals of the cleaning; in full mode, of autovacuum
 	seconds=$(size 2 6 61)
 	for round in $(seq "$(size 1 3 4)"); do
 		for cleaning in $(sides "$round" cleaning_on cleaning_off); do
@@ -352,7 +354,7 @@ measure()
 
 	seconds=$(size 8 120 900)
 	ttl=$(size 2 10 10)
-	# A server's default is a minute. Two minutes would show one vacuum.
+	# The default of a server is a minute: in the two minutes of quick there would be one vacuum.
 	naptime=$(size 2s 15s 1min)
 	setting synchronous_commit=off autovacuum=on autovacuum_naptime="$naptime" idem.ttl="${ttl}s"
 	remark 9 "claims expire after $ttl s; autovacuum_naptime $naptime"

@@ -1,16 +1,15 @@
 /*
  * 10_transactions.c
- *	  The client of figure 10: sends TPC-B transactions for some seconds, from a number
- *	  of connections, and prints how many were done, and how many a second.
+ *	  The client of figure 10: sends TPC-B transactions for some seconds from several
+ *	  connections, and prints their number, and how many a second.
  *
- * A transaction is one call of a stored procedure, as a prepared statement.  With a
- * Redis guard it is the sequence that people build: SET key PENDING NX EX, the call,
- * SET key RESULT EX.  All else is the same for all: each request has an id of its own,
- * a UUID of version 7, whether anything looks at it or not.
+ * A transaction is one call of a stored procedure, as a prepared statement.  With the
+ * guard in Redis it is the usual sequence: SET key PENDING NX EX, the call, SET key
+ * RESULT EX.  Everything else is the same on all sides: each request has an id of its
+ * own, a version 7 UUID, also if no guard uses it.
  *
- * Each connection has a thread, and connections to the server and to Redis that
- * nobody else uses.  Whatever fails ends the program: figures with errors in them
- * mean nothing.
+ * Each thread has its own connections to the server and to Redis.  An error ends the
+ * program: a rate that includes errors means nothing.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -25,7 +24,7 @@
 #include <hiredis/hiredis.h>
 #include <libpq-fe.h>
 
-/* For how long a guard in Redis remembers: idem.ttl's default */
+/* How long the guard in Redis remembers a key: as long as idem.ttl by default */
 #define TTL "3600"
 
 /* Tellers and accounts of a branch, by TPC-B */
@@ -40,7 +39,7 @@ typedef struct Client
 	long		done;
 } Client;
 
-/* As text, as the statement takes it */
+/* As text, for the prepared statement */
 typedef struct Request
 {
 	char		account[16];
@@ -75,7 +74,7 @@ clock_seconds(clockid_t clock)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* RFC 9562: 48 bits of milliseconds, version and variant, and 74 bits of chance */
+/* RFC 9562: 48 bits of milliseconds, version and variant, and 74 random bits */
 static void
 make_uuidv7(char *id, const unsigned char *chance)
 {
@@ -223,7 +222,7 @@ main(int argc, char **argv)
 			fail("pthread_create: %s", strerror(errno));
 	}
 
-	/* The clock's start and the threads' are apart by as much as it takes to wake them. */
+	/* The threads start later than the clock, by the time that it takes to wake them. */
 	begun = clock_seconds(CLOCK_MONOTONIC);
 	pthread_barrier_wait(&ready);
 	for (int i = 0; i < clients; i++)

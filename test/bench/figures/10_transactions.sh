@@ -1,23 +1,24 @@
 # shellcheck shell=bash
 #
-# Figure 10: whole transactions a second. pgbench's TPC-B-like transaction, from 8 clients:
-# one call of a stored procedure that has its five statements, so that nothing but the work
-# itself stands beside the guard. With synchronous_commit on, and off.
+# Figure 10: whole transactions a second. The TPC-B-like transaction of pgbench, from 8 clients:
+# one call of a stored procedure with its five statements, so that the work and the guard are
+# compared without round trips. With synchronous_commit on, and off.
 #
 #	idem          idem_claim() comes first in the procedure
-#	redis_guard   around the procedure: SET key PENDING NX EX, then SET key RESULT EX; on a
-#	              Unix socket, the fastest there is; with the persistence of Debian's
+#	redis_guard   SET key PENDING NX EX before the procedure, SET key RESULT EX after it; on a
+#	              Unix socket, which is the fastest; with the persistence of Debian's
 #	              configuration: no append-only file, and snapshots, for which the runs
 #	              are too short
-#	hand_written  INSERT ... ON CONFLICT DO NOTHING comes first in the procedure (for
-#	              want of time not in quick)
-#	nothing       the procedure
+#	hand_written  INSERT ... ON CONFLICT DO NOTHING comes first in the procedure (not in
+#	              quick, to save time)
+#	nothing       the procedure alone
 #
-# One client program for all (10_transactions.c), with the same requests. A marker is stored,
-# and in Redis the balance, as its second round trip is part of that guard. Nobody cleans;
-# each run begins with no claims and no history, and with vacuumed tables. No checkpoint comes
-# between: the tables are loaded after one, so there are no full-page images, which would
-# make transactions dearer and the guard's share smaller. All tables fit into shared_buffers.
+# One client program runs all of them (10_transactions.c), with the same requests. idem stores no
+# result. Redis stores the balance, since the second round trip is part of that guard. No session
+# cleans; each run begins with no claims and no history, and with vacuumed tables. No checkpoint
+# happens during a run, and the tables are loaded after one: so there are no full-page images,
+# which would make transactions slower and the share of the guard smaller. All tables fit into
+# shared_buffers.
 
 : "${database?}" "${pg_config?}" "${workspace?}" "${mode?}"
 
@@ -70,7 +71,7 @@ redis()
 	as_user redis-cli -s "$redis_socket" "$@"
 }
 
-# Debian's configuration has the persistence that is built in.
+# The built-in defaults have the same persistence as Debian's configuration.
 start_redis()
 {
 	trap 'redis shutdown nosave >/dev/null 2>&1 || true' EXIT
@@ -83,7 +84,7 @@ start_redis()
 	die "Redis does not start"
 }
 
-# All sides begin alike.
+# All sides begin with the same state.
 prepare_run()
 {
 	sql "$database" -c 'TRUNCATE pgbench_history, idem_claims, hand_written' \
@@ -91,7 +92,7 @@ prepare_run()
 	redis flushall >/dev/null
 }
 
-# transactions_a_second SIDE SYNCHRONOUS_COMMIT SECONDS, into $rate
+# transactions_a_second SIDE SYNCHRONOUS_COMMIT SECONDS: sets $rate
 transactions_a_second()
 {
 	local arguments=("dbname=$database options='-c synchronous_commit=$2'") number

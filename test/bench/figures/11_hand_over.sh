@@ -1,17 +1,16 @@
 # shellcheck shell=bash
 #
-# Figure 11: how long after it is settled a waiter has its answer. One session claims, and
-# settles at a moment of chance while another one waits in its own claim of the same
-# request: from just before the COMMIT that settles until the waiter goes on, by the
-# server's clock.
+# Figure 11: how long after the holder settles a waiter has its answer. One session claims, and
+# settles at a random moment, while another waits in its claim of the same request. Measured from
+# just before the COMMIT that settles until the waiter goes on, by the clock of the server.
 #
-#	transaction  the holder's transaction ends; against an INSERT ... ON CONFLICT DO NOTHING
-#	             that waits for one of another session
-#	lease        the holder completes its lease; against a table that the holder updates, and
-#	             the waiter looks at every 20 ms
+#	transaction  the transaction of the holder ends; compared with an INSERT ... ON CONFLICT DO
+#	             NOTHING that waits for that of another session
+#	lease        the holder completes its lease; compared with a table that the holder updates
+#	             and the waiter polls every 20 ms
 #
-# The commit is part of it, and waits for the disk, so its own time is shown too: from
-# before it until the holder goes on.
+# The commit waits for the disk, and is part of the time. So its own time is shown, too: from
+# before the COMMIT until the holder goes on.
 
 : "${database?}"
 
@@ -63,7 +62,7 @@ create_sessions()
 			END LOOP;
 		END $$;
 
-		-- Returns when the other session sleeps in what it is to wait in.
+		-- Returns when the other session sleeps in the wait that is measured
 		CREATE PROCEDURE until_awaited(this_turn int, waiter int, event_type text) LANGUAGE plpgsql AS $$
 		DECLARE
 			current_type text;
