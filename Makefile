@@ -38,8 +38,7 @@ OBJS = \
 
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
 	-Wno-missing-field-initializers
-# The server was configured for gcc: clang does not know all of its options, and
-# not gnu_printf.
+# The server was configured for gcc. clang does not know all of these options, nor gnu_printf.
 PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option \
 	-Wno-ignored-optimization-argument -Wno-ignored-attributes)
 ifeq ($(WERROR),1)
@@ -50,13 +49,12 @@ endif
 # databases of the tests alone: the tests look at expired claims, and fail if the worker
 # has removed them.
 #
-# --inputdir and --outputdir override what PGXS passes. pg_regress then finds
-# test/sql, test/specs and ./expected on every supported server: 15 looks for
-# expected files below --outputdir first, later ones below --expecteddir,
-# which is "." by default.
+# --inputdir and --outputdir override those of PGXS. pg_regress then finds test/sql, test/specs
+# and ./expected with every supported server: PostgreSQL 15 looks for expected output below
+# --outputdir first, later versions below --expecteddir, which is "." by default.
 #
-# The tests check the contract, and run against either edition. These do not: each looks
-# at what only one edition has.
+# A test checks the contract, and runs against either edition. Exceptions are these tests: each
+# of them checks something that only one edition has.
 EDITION = c
 ONLY_c = batch_race batch_slices forget_then_claim insert_race_loser large_values \
 	no_extension optimistic_insert_cost optimistic_insert_race policy_latest \
@@ -97,7 +95,7 @@ PG_PROVE_FLAGS += -I test/lib
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
 
-# The extension's script is the file for psql without what psql does.
+# The script of the extension is the file for psql without the commands of psql.
 sql/idem_portable--1.0.sql: sql/idem-portable.sql Makefile
 	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
 		sed -e '/^\\/d' -e '/-- psql only$$/d' $<; } >$@.tmp

@@ -1,26 +1,26 @@
 # shellcheck shell=bash
 #
-# A cluster of our own, in the workspace of test/lib/prepare.sh: reached through a
-# socket in there and nothing else. Sourced by test/run and test/demo.
+# A cluster in the workspace of test/lib/prepare.sh, which listens only on a socket in there.
+# Sourced by test/run, test/demo and test/bench/run.
 
 : "${workspace?test/lib/prepare.sh comes first}"
 
 data=
 connection=()
 
-# Run a client against the cluster.
+# client COMMAND ...: runs a client of the cluster
 client()
 {
 	as_user env "${connection[@]}" "$@"
 }
 
-# sql DATABASE [PSQL-ARGUMENT ...]
+# sql DATABASE [PSQL-ARGUMENT ...]: runs psql
 sql()
 {
 	client psql -X -q -v ON_ERROR_STOP=1 -d "$@"
 }
 
-# make_cluster NAME; settings, one a line, on stdin
+# make_cluster NAME: reads settings from stdin, one a line
 make_cluster()
 {
 	data=$workspace/$1
@@ -36,7 +36,7 @@ make_cluster()
 	configure_cluster
 }
 
-# Settings, one a line, on stdin. They act from the next start.
+# Reads settings from stdin, one a line. They act from the next start on.
 configure_cluster()
 {
 	as_user tee -a "$data/postgresql.conf" >/dev/null
@@ -54,8 +54,8 @@ stop_cluster()
 	as_user pg_ctl -D "$data" -m "$1" -s -w stop </dev/null
 }
 
-# The lines of the server's log that no test may cause: a crash, a failed
-# assertion, a buffer or a reference that was not given back. False: none.
+# Prints the lines of the server's log that no test may cause: a crash, a failed assertion, a
+# buffer or reference that was not released. Returns false if there is none
 server_faults()
 {
 	grep -E 'was terminated by signal|TRAP:|PANIC:|WARNING:.* (leak|not closed)' \

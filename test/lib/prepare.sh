@@ -1,12 +1,11 @@
 # shellcheck shell=bash
 #
-# Gets a machine ready: a server with headers and a compiler, a workspace, the
-# extension built and installed. Sourced by test/run and test/demo.
+# Prepares a machine: a server with headers and a compiler, a workspace, the extension built and
+# installed. Sourced by test/run, test/demo, test/versions and test/bench/run.
 #
-# Installing packages, and the extension where the server's folders need it,
-# are the only things done as root. All else happens in the workspace, a
-# temporary folder, as a user that is not root, since a server refuses to run
-# as root. Existing clusters are never touched, nor is the working tree.
+# Only packages are installed as root, and the extension if the server's folders need it.
+# Everything else happens in the workspace, a temporary folder, as a user that is not root, since
+# a server refuses to run as root. Existing clusters and the working tree are never changed.
 #
 # After prepare_machine: $pg_config, $bindir, $pgxs and $version.
 # After make_workspace: $workspace, with a copy of the tree in $workspace/tree.
@@ -31,8 +30,8 @@ as_root()
 	fi
 }
 
-# The environment is emptied, so that neither the caller's PGHOST nor locale
-# changes what is tested.
+# as_user COMMAND ...: runs it as a user that is not root. The environment is empty, so that PGHOST
+# or a locale of the caller cannot change the tests.
 as_user()
 {
 	local command=(env -i "PATH=$bindir:/usr/local/bin:/usr/bin:/bin"
@@ -56,7 +55,7 @@ server_user()
 	fi
 }
 
-# Can the server of this pg_config run, and can it be built against?
+# complete_server PG_CONFIG: is there a server, and are there its headers?
 complete_server()
 {
 	[ -x "$("$1" --bindir 2>/dev/null)/postgres" ] &&
@@ -64,7 +63,7 @@ complete_server()
 		[ -f "$("$1" --pgxs)" ]
 }
 
-# The newest of Debian's servers, else the one in the path.
+# Sets $pg_config: the newest of Debian's servers, else the one in the path
 find_server()
 {
 	local candidate
@@ -85,8 +84,8 @@ find_server()
 	return 1
 }
 
-# The packages that give this machine a server with headers: the headers of
-# the newest server that is there, else the distribution's own version.
+# The packages of a server with headers: for the newest server that is installed, else the version
+# of the distribution
 server_packages()
 {
 	local server
@@ -118,8 +117,8 @@ apt()
 	rm -f "$log"
 }
 
-# Installs them without creating a cluster, if this brings the first server:
-# Debian's packages would make one and start it.
+# install_packages PACKAGE ...: if this installs the first server, it creates no cluster. Debian's
+# packages would create one and start it.
 install_packages()
 {
 	local no_cluster=/etc/postgresql-common/createcluster.d/no-main-cluster.conf
@@ -162,7 +161,7 @@ prepare_machine()
 	export PG_CONFIG=$pg_config
 }
 
-# Debian's package would start a service, now and at each boot.
+# Debian's package would start a service, now and at each boot; this prevents both.
 install_redis_without_service()
 {
 	local no_services=/usr/sbin/policy-rc.d
@@ -178,8 +177,8 @@ install_redis_without_service()
 	)
 }
 
-# What the examples are run with, besides the server. A Node that is not Debian's comes
-# with npm, and in the way of Debian's node-pg: install_node_modules.
+# Installs what the examples need besides the server. A Node that is not Debian's conflicts with
+# Debian's node-pg, but has npm: see install_node_modules.
 prepare_for_examples()
 {
 	local packages=() redis=
@@ -201,8 +200,8 @@ has_node_modules()
 	as_user node -e 'require("pg")' >/dev/null 2>&1
 }
 
-# install_node_modules FOLDER: of its package.json, into it, where the machine does not
-# have them
+# install_node_modules FOLDER: installs the modules of its package.json into the folder, if the
+# machine does not have them
 install_node_modules()
 {
 	has_node_modules && return
@@ -213,7 +212,7 @@ install_node_modules()
 	fi
 }
 
-# A copy of the tree, without what a build or a test has left in it.
+# Makes the workspace with a copy of the tree, but without files of earlier builds and tests
 make_workspace()
 {
 	workspace=$(mktemp -d "${TMPDIR:-/tmp}/idem.XXXXXX")
@@ -228,7 +227,7 @@ make_workspace()
 	cd "$workspace" || exit
 }
 
-# For an EXIT trap. Servers of a test that was interrupted run in there too.
+# For an EXIT trap. Also stops servers that an interrupted test has left running in there.
 remove_workspace()
 {
 	local pidfile
@@ -242,8 +241,8 @@ remove_workspace()
 	rm -rf "$workspace"
 }
 
-# Bitcode for just-in-time inlining needs the clang that the server was built
-# with. Not every distribution has the headers' package depend on it.
+# The clang that the server was built with. It is needed for the bitcode of just-in-time inlining,
+# but not in every distribution does the package of the headers depend on it.
 server_clang()
 {
 	sed -n 's/^CLANG = //p' "$(dirname "$pgxs")/../Makefile.global"
@@ -255,7 +254,7 @@ make_arguments()
 	[ -x "$(server_clang)" ] || echo with_llvm=no
 }
 
-# build FOLDER [MAKE-ARGUMENT ...]. Warnings are errors unless WERROR=0.
+# build FOLDER [MAKE-ARGUMENT ...]: warnings are errors unless WERROR=0
 build()
 {
 	# shellcheck disable=SC2046 # one word an argument
