@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 #
-# The example at work: processes that use and sell items through the cache, Redis killed
-# in the middle, each request sent again.  Then the same without the claim.
+# Runs the example: processes use and sell items through the cache, Redis is killed in the
+# middle, and each request is sent again. Then, as a baseline, the same without the claim.
 
 use strict;
 use warnings;
@@ -20,9 +20,9 @@ my $processes = 4;
 my $ttl = 600;
 my ($db, $cache);
 
-# ----- what a user has: a handler, with the cache in front of the database -----
+# ----- the code of a user: a handler, with the cache in front of the database -----
 
-# A cache that does not answer is a cache that has nothing.
+# Treats a cache that does not answer like an empty one.
 sub cache
 {
 	my ($command, @arguments) = @_;
@@ -33,12 +33,12 @@ sub cache
 	} // do { undef $cache if $@; undef };
 }
 
-# What became of a request, and its response.
+# Handles a request. Returns its status and its response.
 #
 #	executed         by this call
-#	cached           the response of an earlier one: use it
-#	executed before  only the marker is left: never send it again, fetch the state
-#	in flight        another call is at it: send the same request again, later
+#	cached           executed by an earlier call, whose response is in the cache
+#	executed before  executed by an earlier call, and the response is lost: read the state
+#	in flight        another session is executing it: send the same request again later
 sub handle
 {
 	my ($player, $request, $action, $item) = @_;
@@ -78,8 +78,8 @@ sub new_requests
 	} $from .. $till;
 }
 
-# Each process handles its share, and tells; $after->(answers by status) is called after
-# each answer.  A client that is told "in flight" comes again.
+# Each process handles its share and reports the status of each request; $after->(answers by
+# status) is called after each answer. After "in flight" a client sends the request again.
 sub deliver
 {
 	my ($after, @deliveries) = @_;
@@ -191,7 +191,7 @@ sub with_claim
 	return;
 }
 
-# What a client is told, and what it has to do
+# The answers that a client gets, and what it must do
 sub three_tiers
 {
 	my @request = ('player 0', 'request in three tiers', 'use', 0);
@@ -218,7 +218,7 @@ sub three_tiers
 	return;
 }
 
-# Nothing runs concurrently, and there is no cache
+# A replay without concurrent requests and without a cache
 sub sequential_replay
 {
 	my @state = items_gone();
@@ -234,7 +234,7 @@ sub sequential_replay
 	return;
 }
 
-# ----- without -----
+# ----- the baseline, without the claim -----
 
 sub without_claim
 {
@@ -244,7 +244,7 @@ sub without_claim
 	make_database('_unguarded', $sql);
 	$db = connect_database();
 	my ($executions, $double) = traffic('baseline without the claim');
-	# All of the first 150 were executed, and sent again when there was no cache.
+	# The first 150 requests were executed, and sent again while there was no cache.
 	cmp_ok($double, '>=', 150, 'baseline: without the claim requests are executed twice');
 	is((items_gone())[1], $executions, 'baseline: each execution passed the version check');
 	kill_redis();

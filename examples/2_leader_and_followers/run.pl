@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 #
-# The example at work: a leader and five followers of each request.  The leader is killed,
-# paused, or its session terminated, at each of its steps.
+# Runs the example: each request has a leader and five followers. At each of its steps a leader is
+# killed, or paused, or its session is terminated.
 
 use strict;
 use warnings;
@@ -20,7 +20,7 @@ my @steps = qw(begin add_group add_members add_conversation);
 my $db;
 my ($requests, $deliveries) = (0, 0);
 
-# ----- what a user has -----
+# ----- the code of a user -----
 
 sub call
 {
@@ -29,8 +29,8 @@ sub call
 	return $db->selectrow_hashref("SELECT * FROM $function($places)", undef, @arguments);
 }
 
-# One step of the leader.  Returns '', or ID410: it was replaced, or 23503: a member does
-# not exist.
+# One step of the leader. Returns '', or ID410 if the leader was replaced, or 23503 if a member
+# does not exist.
 sub transaction
 {
 	my ($function, $holder, $arguments, $at) = @_;
@@ -49,7 +49,7 @@ sub transaction
 	return $state;
 }
 
-# The leader's part; $at->(step) before each commit, and after it.
+# All steps of the leader; calls $at->(step) before and after each commit.
 sub lead
 {
 	my ($request, $members, $claim, $at) = @_;
@@ -67,10 +67,9 @@ sub lead
 	return;
 }
 
-# One client that wants the group.  First it does not wait, to get the ids of a group that
-# is being made; then it sleeps until the leader is done, or gone.  A leader that was
-# replaced, or has ended, asks like the others.
-# Returns the ids, or undef and the error.
+# One client that wants the group. Its first call does not wait, so that it gets the ids of a
+# group that is being created. Its next call sleeps until the leader has ended. A leader that was
+# replaced, or has finished, asks like the others. Returns the ids, or undef and the error.
 sub create_group
 {
 	my ($request, $members, $at) = @_;
@@ -95,7 +94,7 @@ sub create_group
 
 # ----- processes -----
 
-# A client, as a process: what it says is read with hear().
+# Starts a client as a process. hear() reads its output.
 sub client
 {
 	my ($request, $members, $at) = @_;
@@ -112,7 +111,7 @@ sub client
 	return { pid => $pid, reader => $reader };
 }
 
-# One line; undef: it is gone
+# Reads one line from a client; undef if the client has ended
 sub hear
 {
 	my ($client) = @_;
@@ -122,7 +121,7 @@ sub hear
 	return $line;
 }
 
-# What a client said in the end; undef: it failed
+# The last line of a client; undef if the client failed
 sub last_words
 {
 	my ($client) = @_;
@@ -136,7 +135,7 @@ sub last_words
 	return $? == 0 ? $words : undef;
 }
 
-# Goes until a step, tells the ids and its session, and stays there.
+# A leader that goes on until a step, prints its session and the ids, and stops there
 sub leader_until
 {
 	my ($request, $stop) = @_;
@@ -150,8 +149,8 @@ sub leader_until
 		});
 }
 
-# Tells the ids that it has when the group is being made.  While another follower heals
-# there are none: then it tells them in the end.
+# A follower that prints the ids when it gets them while the group is being created. While another
+# follower heals it gets none; then it prints them in the end.
 sub follower
 {
 	my ($request) = @_;
@@ -178,7 +177,7 @@ sub one_group
 
 # ----- what happens to leaders -----
 
-# $fault: killed, session terminated, or paused
+# $fault: 'killed', 'session terminated' or 'paused'
 sub test_fault
 {
 	my ($fault, $step) = @_;
@@ -193,15 +192,15 @@ sub test_fault
 
 	kill KILL => $leader->{pid} if $fault eq 'killed';
 	$db->do('SELECT pg_terminate_backend(?)', undef, $session) if $fault eq 'session terminated';
-	# The lease lapses, now and not in an hour.  When everything is in the domain tables
-	# nobody waits for that: the followers heal.
+	# Let the lease lapse now, and not in an hour. If the group is already complete the
+	# followers do not wait for that: they heal.
 	$db->do(q{UPDATE idem_claims SET lease_until = clock_timestamp() WHERE request_id = ?}, undef, $request)
 	  if $step ne 'add_conversation';
 	is_deeply([ map { last_words($_) } @followers ], [ ($ids) x $followers ],
 		"$request: each of them gets the group");
 	one_group($request, 3, 'one group, with its members and one conversation');
 
-	# A leader that is late must not undo what has happened since.
+	# A leader that comes back must not undo this later change.
 	$db->do(q{DELETE FROM members USING groups WHERE id = group_id AND title = ? AND member = 'cid'}, undef, $request);
 	kill CONT => $leader->{pid};
 	is(hear($leader), $fault eq 'paused' ? $ids : undef,
@@ -211,7 +210,7 @@ sub test_fault
 	return;
 }
 
-# All at once, for a group that nobody has begun
+# Many clients at once want a group that does not exist
 sub test_without_fault
 {
 	my $request = 'no fault';
@@ -224,7 +223,7 @@ sub test_without_fault
 	return;
 }
 
-# The group was there already when the attempt failed.
+# The attempt fails after the group itself was created.
 sub test_failure
 {
 	my ($request, $error) = ('fails', '{"error": "no such user"}');

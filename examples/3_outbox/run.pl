@@ -1,8 +1,8 @@
 #!/usr/bin/perl
 #
-# The example at work: clients that send each order several times, couriers that publish
-# to a Redis stream, and consumers of it, all at once; handlers, couriers and consumers are
-# killed.  Then the same with consumers that do not claim.
+# Runs the example: clients send each order several times, couriers publish to a Redis stream, and
+# consumers read it, all at once; handlers, couriers and consumers are killed. Then, as a
+# baseline, the same with consumers that do not claim.
 
 use strict;
 use warnings;
@@ -23,9 +23,9 @@ my $couriers = 3;
 my %consumers = (shipping => 'ship', mail => 'send_mail');
 my ($db, $redis);
 
-# ----- what a user has: handler, courier, consumer -----
+# ----- the code of a user: handler, courier, consumer -----
 
-# HTTP status and body.  $check->() is the work outside, which takes its time.
+# Handles an order. Returns HTTP status and body. $check->() is slow work outside the database.
 sub handle
 {
 	my ($customer, $request, $order, $check) = @_;
@@ -45,12 +45,12 @@ sub handle
 		$db->selectrow_array('SELECT complete_order(?, ?, ?, ?)', undef, $customer, $request, $token, $wanted);
 	};
 	return (201, $body) if $body;
-	# Taken over meanwhile: its successor has the answer, or soon.
+	# Another handler took the order over; it has the answer, or will have it soon.
 	return (409) if $db->state eq 'ID410';
 	die $@;
 }
 
-# One batch; returns its size
+# Publishes one batch of messages, and returns its size
 sub deliver
 {
 	my ($publish) = @_;
@@ -63,8 +63,8 @@ sub deliver
 	return scalar @$messages;
 }
 
-# The messages that are there for one consumer of a group, and what others of the group
-# have left unacknowledged
+# Consumes the messages that are there for one consumer of a group, and those that other consumers
+# of the group have not acknowledged
 sub consume
 {
 	my ($group, $me, $before_acknowledging) = @_;
@@ -81,7 +81,7 @@ sub consume
 			1;
 		} or do
 		{
-			# Another consumer has had the same message, for longer than idem.wait.
+			# Another consumer works on the same message, for longer than idem.wait.
 			next if $db->state =~ /^ID(409|503)$/;
 			die $@;
 		};
@@ -93,7 +93,7 @@ sub consume
 
 # ----- processes -----
 
-# An order, always the same for a request.  Every tenth is refused.
+# The order of a request, which is always the same. Every tenth order is refused.
 sub request
 {
 	my ($n) = @_;
@@ -126,7 +126,8 @@ sub client
 	return;
 }
 
-# Dies once it has published a message for the first time, and so publishes each again.
+# A courier that dies after it published a message for the first time. So each message is
+# published again.
 sub courier
 {
 	my $publish = sub {
@@ -147,7 +148,8 @@ sub courier
 	return;
 }
 
-# The first ones of a group die with a message done and not acknowledged.
+# A consumer. A mortal one dies after its fifth message, which it has processed and not
+# acknowledged.
 sub consumer
 {
 	my ($group, $me, $mortal) = @_;
@@ -162,8 +164,8 @@ sub consumer
 	return;
 }
 
-# Runs code in a process with a Redis connection of its own; again, when it was killed.
-# supervise(CODE): CODE->(how often it was killed)
+# supervise(CODE): runs the code in a process with a Redis connection of its own, and again if it
+# was killed. CODE->(how often it was killed)
 my (%running, $killed);
 
 sub supervise
@@ -175,7 +177,7 @@ sub supervise
 	return $pid;
 }
 
-# Until these have ended by themselves; the others are looked after, too.
+# Waits until these processes have ended by themselves; also restarts the others if they die.
 sub end_of
 {
 	my %waited = map { $_ => 1 } @_;
@@ -199,9 +201,9 @@ sub end_of
 	return;
 }
 
-# ----- what is shown -----
+# ----- the tests -----
 
-# A handler is killed when it has claimed: the key is in progress.
+# A handler is killed after its claim, and leaves the key in progress.
 sub stale_key
 {
 	my ($n) = @_;
@@ -214,7 +216,7 @@ sub stale_key
 			send_order($customer, $request, $order, sub { kill KILL => $$ });
 		});
 	waitpid $handler, 0;
-	# Not while we look
+	# The lease must not lapse during the next two checks.
 	$db->do($lapse, undef, '1 hour', $request);
 	is((send_order($customer, $request, $order, sub { die }))[0],
 		409, 'a duplicate of an order in progress: 409, at once');
@@ -245,7 +247,7 @@ sub traffic
 	my @clients = map { my $seed = int rand 1e9; supervise(sub { client($seed) }) } 1 .. $clients;
 	end_of(@clients);
 	$redis->set('all answered', 1);
-	# A courier that dies is followed by another, with another id.
+	# The courier that follows a dead one has another process id.
 	end_of(grep { $running{$_}[0] == \&courier } keys %running);
 	$redis->set('all published', 1);
 	end_of(keys %running);
@@ -302,7 +304,7 @@ sub without_claim
 	is($sql =~ s/^\tIF NOT idem_claim.*?^\tEND IF;\n//msg, 2, "baseline: the consumers' claims are taken out");
 	make_database('_unguarded', $sql);
 	$db = connect_database();
-	# Each message was published twice at least, and each time consumed.
+	# Each message was published at least twice, and consumed each time.
 	cmp_ok(traffic('baseline without the claim'), '>=', 2 * $orders * 9 / 10,
 		'baseline: without the claim each message has its effect twice');
 	$db->disconnect;

@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 #
-# The example at work: bursts of triggers for the same run, each with something for the
-# buffer in Redis.  The trigger that makes the run is killed, or paused; Redis is killed.
+# Runs the example: bursts of triggers for the same run, each with data for the buffer in Redis.
+# The trigger that creates the run is killed or paused, and Redis is killed.
 
 use strict;
 use warnings;
@@ -18,11 +18,11 @@ my $tenant = 'tenant';
 my ($db, $redis);
 my ($keys, $triggers) = (0, 0);
 
-# ----- what a user has -----
+# ----- the code of a user -----
 
-# Returns the run's id, or undef: to be sent again.  The run's id is in Redis once it is in
-# the table, and never before; while it is not, everybody asks the database.
-# $at->(step) is called after each step.
+# Returns the id of the run, or undef if the trigger must be sent again. Redis gets the id only
+# after the table has it; until then every trigger asks the database. $at->(step) is called
+# after each step.
 sub trigger
 {
 	my ($key, $payload, $wait, $at) = @_;
@@ -47,15 +47,15 @@ sub trigger
 		$redis->set("run:$key", $run, 'EX', 3600);
 		$at->('cached');
 	}
-	# Under the trigger's own name: when it is sent again, it is there once.
+	# Stored under the trigger's own name, so a trigger that is sent again is there once.
 	$redis->hset("buffer:$run", $payload, 1);
 	return $run;
 }
 
 # ----- processes -----
 
-# client(KEY, PAYLOAD, WAIT, AT): what it says is read with hear(), in the end the id, or
-# "later"
+# client(KEY, PAYLOAD, WAIT, AT): starts a client as a process. hear() reads its output, which ends
+# with the id, or with "later".
 sub client
 {
 	my ($key, $payload, $wait, $at) = @_;
@@ -72,7 +72,7 @@ sub client
 	return { pid => $pid, reader => $reader, payload => $payload };
 }
 
-# One line; undef: it is gone
+# Reads one line from a client; undef if the client has ended
 sub hear
 {
 	my ($client) = @_;
@@ -88,7 +88,7 @@ sub burst
 	return map { client($key, "trigger $_", $wait, $at) } $first .. $burst;
 }
 
-# The one that makes the run, as it stops there
+# Starts the trigger that creates the run, and returns when it has stopped at that step
 sub maker_stops
 {
 	my ($key, $stop) = @_;
@@ -103,7 +103,7 @@ sub maker_stops
 	return $maker;
 }
 
-# The rest of a burst waits, for one call each.
+# Waits until each other trigger of the burst waits in the database
 sub others_wait
 {
 	my ($key) = @_;
@@ -114,7 +114,7 @@ sub others_wait
 	return;
 }
 
-# What the clients have said: the ids, each once; those that were killed say nothing.
+# The distinct answers of the clients, except those that were killed
 sub answers
 {
 	my %said;
@@ -128,7 +128,7 @@ sub answers
 	return keys %said;
 }
 
-# Both stores, after a burst
+# Checks the table and Redis after a burst
 sub one_run
 {
 	my ($key, @ids) = @_;
@@ -143,7 +143,7 @@ sub one_run
 
 # ----- what can happen -----
 
-# Nothing is there, in neither store.
+# The run is neither in the table nor in Redis.
 sub cold_start
 {
 	my $key = 'cold start';
@@ -163,7 +163,7 @@ sub everybody_sleeps
 	return;
 }
 
-# The next one makes the run, and is killed too; then the one after it.
+# The trigger that creates the run is killed, and the next one, too. The third creates it.
 sub makers_killed
 {
 	my $key = 'makers killed';
@@ -175,13 +175,13 @@ sub makers_killed
 	kill KILL => $maker->{pid};
 	my @ids = answers($maker, @others);
 	is($redis->get("made:$key"), $burst - 1, "$key: two of them, and the others went on");
-	# Which two of them, nobody knows: all are sent again.
+	# The sender does not know which triggers were killed, and so sends all of them again.
 	one_run($key, answers(burst($key, 1, '10 min')));
 	is_deeply(\@ids, $db->selectcol_arrayref('SELECT id FROM runs WHERE key = ?', undef, $key), "$key: the same");
 	return;
 }
 
-# The run is there, and Redis, or its buffer, does not know it.
+# The run is in the table, but not in Redis, or its buffer lacks the trigger.
 sub killed_after
 {
 	my ($step) = @_;
@@ -194,7 +194,7 @@ sub killed_after
 	return;
 }
 
-# The safety net: whoever has waited long enough goes away, and nothing is done.
+# Triggers that have waited long enough give up, and have written nothing.
 sub time_out
 {
 	my $key = 'time-out';
@@ -209,7 +209,7 @@ sub time_out
 	return;
 }
 
-# All of Redis is lost.
+# Redis loses all its data.
 sub redis_killed
 {
 	my $key = 'Redis killed';

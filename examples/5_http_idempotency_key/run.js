@@ -1,10 +1,10 @@
 #!/usr/bin/env node
 //
-// The example at work: a client that sends each payment until it has an answer, through
-// time-outs and lost answers, while the server is killed in the middle.
+// Runs the example: a client sends each payment until it has an answer, through timeouts and lost
+// answers, while the server is killed in the middle.
 //
-// The database server is that of PGHOST, PGPORT, PGUSER; the database is a new one, and
-// dropped at the end. HTTP goes over sockets in a temporary folder.
+// The database server is that of PGHOST, PGPORT, PGUSER. The database is a new one, and is dropped
+// at the end. HTTP goes over sockets in a temporary folder.
 'use strict';
 
 const assert = require('assert');
@@ -51,14 +51,14 @@ const is = (got, expected, what) => check(what, () => assert.deepStrictEqual(got
 
 // ----- the client -----
 
-// A UUIDv7, as of so many seconds ago
+// A UUIDv7 with the time of so many seconds ago
 function newKey(age = 0) {
 	const hex = (Date.now() - age * 1000).toString(16).padStart(12, '0') + '7' + crypto.randomBytes(10).toString('hex');
 	return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-8${hex.slice(17, 20)}-${hex.slice(20, 32)}`;
 }
 
-// One attempt: { status, headers, body }, or an error. timeout: a promise; the client gives
-// up when it is kept
+// One attempt: returns { status, headers, body }, or throws. The client gives up when the promise
+// "timeout" is fulfilled.
 function attempt({ user = 'ann', key, quoted = `"${key}"`, body, socket = direct, timeout, prefer }) {
 	deliveries++;
 	return new Promise((resolve, reject) => {
@@ -84,8 +84,8 @@ function attempt({ user = 'ann', key, quoted = `"${key}"`, body, socket = direct
 // Why requests were sent again
 const again = {};
 
-// The same request, until there is an answer. first() is for the first attempt only. Here
-// a second of Retry-After is 20 ms.
+// Sends the same request until there is an answer. first() has options for the first attempt only.
+// A second of Retry-After takes 20 ms here.
 async function send({ first = () => ({}), ...request }) {
 	for (let options = { ...request, ...first() }; ; options = request) {
 		try {
@@ -94,7 +94,7 @@ async function send({ first = () => ({}), ...request }) {
 			again[response.status] = (again[response.status] || 0) + 1;
 			await pause(20 * response.headers['retry-after']);
 		} catch (error) {
-			// The server is being started: nobody listens.
+			// The server is being started, and does not listen yet.
 			if (!['ECONNRESET', 'ETIMEDOUT', 'EPIPE', 'ECONNREFUSED', 'ENOENT'].includes(error.code)) throw error;
 			again[error.code] = (again[error.code] || 0) + 1;
 			await pause(10);
@@ -122,7 +122,7 @@ async function killServer() {
 	await gone;
 }
 
-// Passes requests on. When the server answers, it is cut off.
+// A network that passes requests on, and cuts the connection when the server answers
 function startLossyNetwork() {
 	const network = net.createServer((client) => {
 		const onward = net.connect(direct);
@@ -151,7 +151,7 @@ async function waitFor(query, ...values) {
 
 const sessions = `FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`;
 
-// Payments of three clients each. One of them loses its first answer, one gives up on it.
+// Three clients send each payment. One loses the first answer, and one gives up its first attempt.
 // The server is killed twice.
 async function traffic() {
 	let answered = 0;
@@ -177,12 +177,12 @@ async function traffic() {
 			}
 		}
 	}
-	// Some next to each other, so that the same payment is in several hands
+	// Some run at the same time, so that several clients send the same payment at once
 	queue.sort((a, b) => Math.floor(a.n / 10) - Math.floor(b.n / 10));
 	await Promise.all(Array.from({ length: 12 }, worker));
 
 	is(kills.length, 0, 'the server was killed twice');
-	// But for those that found no server
+	// Not counted are attempts that found no server
 	check('answers were lost', () => assert(answersLost >= payments / 2));
 	check('all clients of a payment have the same answer, to the byte', () => {
 		for (const [n, same] of answers.entries()) {
@@ -200,7 +200,7 @@ async function traffic() {
 	return requests;
 }
 
-// The payer's account is locked, so that a payment takes as long as we like.
+// Locks the account of the payer, so that a payment takes as long as the test wants.
 async function withLockedAccount(work) {
 	const locker = new Client({ database: name });
 	await locker.connect();
@@ -303,7 +303,7 @@ function psql(databaseName, sql) {
 async function main() {
 	psql('postgres', `CREATE DATABASE ${name}`);
 	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(__dirname, 'recipe.sql')) +
-		// As if the scope had been there for a minute
+		// As if the scope had existed for a minute
 		"SET session_replication_role = replica; UPDATE idem_scopes SET guarded_since = now() - interval '1 minute';");
 	psql(name, `INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
 		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n`);
@@ -327,7 +327,7 @@ async function cleanUp(code) {
 	try {
 		psql('postgres', `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
 	} catch {
-		// the server is gone, too
+		// The database server has stopped, too.
 	}
 	fs.rmSync(folder, { recursive: true, force: true });
 	process.exit(code);

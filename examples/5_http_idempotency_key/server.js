@@ -1,5 +1,7 @@
-// HTTP requests with an Idempotency-Key (draft-ietf-httpapi-idempotency-key-header), each
-// executed once, in the transaction that claims its key and stores its response.
+// Executes each HTTP request with an Idempotency-Key once (draft-ietf-httpapi-idempotency-key-header),
+// in the transaction that claims its key and stores its response.
+//
+// To copy: the part "the guard". The routes stand for yours.
 //
 //	node server.js SOCKET		the database is that of PGHOST, PGDATABASE, ...
 //
@@ -12,12 +14,12 @@ const http = require('http');
 const zlib = require('zlib');
 const { Pool } = require('pg');
 
-// When this process dies, a session of it that waits for a lock is to end, and its key to
-// be free, within a second.
+// If this process dies, a session of it that waits for a lock ends within a second, and its key is
+// free again.
 const pool = new Pool({ options: '-c client_connection_check_interval=1s' });
 pool.on('error', (error) => console.error(error.message));
 
-// ----- one of your handlers: works in the transaction, returns a response -----
+// ----- a handler of yours: it works in the transaction and returns a response -----
 
 const routes = {
 	'POST /payments': async (database, user, { payee, amount, reference }) => {
@@ -33,15 +35,15 @@ const routes = {
 	},
 };
 
-// Yours; here the token is the user's name.
+// Replace this by yours. Here the token is the name of the user.
 function authenticate(request) {
 	return (/^Bearer (\w+)$/.exec(request.headers.authorization) || [])[1];
 }
 
 // ----- the guard -----
 
-// The status of what is not a response of the handler, and whether to send the same
-// request again, later.
+// For each outcome without a response of the handler: the status, and whether the client should
+// send the same request again later.
 const statuses = {
 	in_progress: [409, true],
 	timed_out: [503, true],
@@ -58,7 +60,7 @@ function problem(status, title, again) {
 	};
 }
 
-// The body can be any bytes, and jsonb takes no NUL.
+// The body can be any bytes, but jsonb cannot store a NUL: hence base64.
 function pack({ status, headers, body }) {
 	return JSON.stringify({ status, headers, body: body.toString('base64') });
 }
@@ -67,13 +69,13 @@ function unpack({ status, headers, body }) {
 	return { status, headers: { ...headers, 'Idempotent-Replayed': 'true' }, body: Buffer.from(body, 'base64') };
 }
 
-// A string of structured fields (RFC 8941): "..."
+// The key is a string of structured fields (RFC 8941): "..."
 function keyOf(request) {
 	const string = /^"((?:[ !#-[\]-~]|\\["\\])+)"$/.exec(request.headers['idempotency-key'] || '');
 	return string && string[1].replace(/\\(.)/g, '$1');
 }
 
-// "Prefer: wait=10": until another request with this key has ended; otherwise not at all
+// "Prefer: wait=10" waits so many seconds for another request with this key; the default is 0.
 function waitOf(request) {
 	return `${(/^wait=(\d{1,2})$/.exec(request.headers.prefer) || [0, 0])[1]} s`;
 }
@@ -91,7 +93,7 @@ async function executeOnce(database, { user, key, scope, fingerprint, wait }, ha
 		return problem(status, outcome, again);
 	}
 	const response = await handler(database);
-	// An answer of the handler that refuses the request is final, too.
+	// A response that refuses the request is final, too.
 	await database.query(response.status < 400 ? 'SELECT idem_complete($1)' : 'SELECT idem_fail($1)', [pack(response)]);
 	await database.query('COMMIT');
 	return response;
@@ -117,13 +119,13 @@ async function answer(request, body) {
 		return await executeOnce(database, { user, key, scope, fingerprint, wait: waitOf(request) },
 			(transaction) => routes[scope](transaction, user, parameters));
 	} catch (error) {
-		// Before the answer, so that the key is free when the client comes again. If the
-		// session is lost, the server rolls back, unless COMMIT has arrived: either way
-		// the same request can be sent again.
+		// Roll back before answering, so that the key is free when the client sends the
+		// request again. If the session is lost the server rolls back, unless COMMIT has
+		// arrived. In both cases the client can send the same request again.
 		broken = database && await database.query('ROLLBACK').then(() => false, () => true);
-		// A malformed key, or data that the tables do not take
+		// A malformed key, or data that the tables do not accept
 		if (/^(ID400|2[23]...)$/.test(error.code)) return problem(400, error.message);
-		// A response that is too large to be stored: not even a retry will do.
+		// The response is too large to be stored: a retry would fail as well.
 		if (error.code === 'ID413') return problem(500, error.message);
 		console.error(error.message);
 		return problem(503, 'try again', true);
