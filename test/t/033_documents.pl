@@ -1,5 +1,5 @@
-# README.md and doc/: their SQL runs as printed and returns what its comments say, and
-# their links lead somewhere.
+# README.md and doc/: their SQL runs as printed and returns what its comments say, their
+# links lead somewhere, and doc/reference.md leaves nothing out.
 #
 # Each file gets a database "app" of its own; its blocks run in their order, each in a
 # session of its own. In a file,
@@ -74,11 +74,15 @@ sub is_broken
 	return defined $anchor && !anchors($target)->{$anchor};
 }
 
+my %linked;
 for my $file (sort @pages)
 {
 	my @links = grep { !/^[a-z]+:/ } prose($file) =~ /\]\(([^)\s]+)\)/g;
 	is_deeply([ grep { is_broken($file, $_) } @links ], [], "the links of $file");
+	next if $file ne 'README.md';
+	$linked{s/#.*//r} = 1 for @links;
 }
+is_deeply([ grep { !$linked{$_} } grep { /^doc\// } @documents ], [], 'README.md links to each page of doc/');
 
 # ----- what runs -----
 
@@ -97,7 +101,7 @@ sub blocks_of
 		push @blocks, [ $language, $block ]
 		  if $language eq 'sql' && $marker eq '' || $language eq 'sh' && $marker eq 'run';
 	}
-	my @markers = $text =~ /<!-- (not run|run)\b/g;
+	my @markers = $text =~ /^<!-- (not run|run)\b/mg;
 	is(scalar(@markers), ($not_run // 0) + (grep { $_->[0] eq 'sh' } @blocks),
 		"$file: each marker stands before a block that it is for");
 	unlike($text, qr/^[ \t]+```sql/m, "$file: no block of SQL is indented, which would not run");
@@ -180,7 +184,81 @@ for my $file (@documents)
 	next if !@blocks;
 	run_document($file, $_, @blocks) for split(/ /, $editions // 'idem');
 }
-cmp_ok($run, '>=', 10, 'blocks have run');
+cmp_ok($run, '>=', 20, 'blocks have run');
+
+# ----- what the reference has to name -----
+
+my $reference = slurp_file('doc/reference.md');
+
+# Its sections, by heading
+my %section = $reference =~ /^###? ([^\n]*)\n(.*?)(?=^##|\z)/msg;
+
+sub names_each
+{
+	my ($what, $text, @names) = @_;
+	cmp_ok(scalar(@names), '>', 0, "$what: there are some");
+	is_deeply([ grep { index($text // '', $_) < 0 } @names ], [], "$what: doc/reference.md has each");
+	return;
+}
+
+sub lines_of
+{
+	return split(/\n/, $node->safe_psql('postgres', shift));
+}
+
+# Members of the extension, as "id, name"
+my $members = q{
+	SELECT d.objid FROM pg_depend d JOIN pg_extension e ON d.refobjid = e.oid
+	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idem' AND d.classid = };
+
+$node->safe_psql('postgres', q{
+	CREATE EXTENSION idem;
+	CREATE ROLE app;
+	CREATE ROLE operator;
+	SELECT idem_grant('app', 'app'), idem_grant('operator', 'operator')});
+
+# Signatures, with the names, types and defaults of the arguments that are passed in
+my $signatures = qq{
+	SELECT p.proname || '(' || coalesce(string_agg(
+			a.name || ' ' || format_type(a.type, NULL) || coalesce(' DEFAULT ' ||
+				regexp_replace(pg_get_function_arg_default(p.oid, a.n::int), '::[^:]+\$', ''), ''),
+			', ' ORDER BY a.n), '') || ')'
+	FROM pg_proc p LEFT JOIN LATERAL (
+			SELECT * FROM unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes, p.proargnames)
+				WITH ORDINALITY AS t (type, mode, name, n)
+			WHERE t.mode IS NULL OR t.mode IN ('i', 'b')) a ON true
+	WHERE p.oid IN ($members 'pg_proc'::regclass)
+	GROUP BY p.oid, p.proname ORDER BY 1};
+my $squeezed = $reference =~ s/\s+/ /gr;
+names_each('functions', $squeezed, lines_of($signatures));
+
+names_each('settings, with their defaults', $reference, lines_of(q{
+	SELECT '| `' || name || '` | ' || coalesce('`' || nullif(current_setting(name), '') || '`', 'empty') || ' |'
+	FROM pg_settings WHERE name LIKE 'idem.%'}));
+
+for my $relation (lines_of("SELECT c.relname FROM pg_class c WHERE c.relkind IN ('r', 'v') AND c.oid IN ($members 'pg_class'::regclass)"))
+{
+	names_each("columns of $relation", $section{$relation},
+		lines_of("SELECT '`' || attname || '`' FROM pg_attribute WHERE attrelid = '$relation'::regclass AND attnum > 0"));
+}
+names_each('metrics', $section{idem_metrics}, lines_of(q{SELECT DISTINCT '`' || name || '`' FROM idem_metrics}));
+names_each('outcomes', $section{Outcomes}, lines_of(q{SELECT '| `' || unnest(enum_range(NULL::idem_outcome)) || '` |'}));
+names_each('SQLSTATEs', $section{SQLSTATEs},
+	map { '| `' . s/\W//gr . '` |' } slurp_file('src/sqlstate.h') =~ /MAKE_SQLSTATE\((.*?)\)/g);
+
+# ----- messages that are explained -----
+
+# String literals that C has in pieces are put together.
+my $sources = join('', map { slurp_file($_) } glob('src/*.c'), glob('sql/*--*.sql')) =~ s/"\s*\n\s*"//gr;
+$sources =~ s/\\"/"/g;
+my ($explained) = slurp_file('doc/operations.md') =~ /^## Troubleshooting\n(.*?)^Messages of the server/ms;
+my @messages = ($explained // '') =~ /^\| `([^`]+)` \|/mg;
+cmp_ok(scalar(@messages), '>', 10, 'messages are explained');
+for my $message (@messages)
+{
+	my @missing = grep { index($sources, $_) < 0 } split(/ ?"?\.\.\."? ?/, $message);
+	is_deeply(\@missing, [], "a message that is raised: $message");
+}
 
 $node->stop;
 done_testing();
