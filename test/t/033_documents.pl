@@ -2,7 +2,7 @@
 # links lead somewhere, and doc/reference.md leaves nothing out.
 #
 # Each file gets a database "app" of its own; its blocks run in their order, each in a
-# session of its own. In a file,
+# session of its own, as the owner of the database, who is no superuser. In a file,
 #
 #	```sql								runs
 #	SELECT ...;    -- 70, a remark		returns 70; likewise true, {"a": 1}, claimed | 1
@@ -112,6 +112,7 @@ my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'");
 $node->start;
+$node->safe_psql('postgres', 'CREATE ROLE owner LOGIN CREATEROLE');
 
 # What a statement is to return stands between two lines that psql prints.
 sub run_sql
@@ -124,7 +125,7 @@ sub run_sql
 		push @expected, $2;
 		"\\echo {{\n$1\n\\echo }}\n-- "}emg;
 	my ($status, $out, $err) = $node->psql('app', $block,
-		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+		on_error_stop => 0, extra_params => [ '-U', 'owner', '-v', 'VERBOSITY=verbose' ]);
 
 	is($status, 0, "$name: psql") or diag($err);
 	is_deeply([ $err =~ /(?:ERROR|FATAL|WARNING): +(\w{5}):/g ], \@errors,
@@ -143,7 +144,7 @@ sub run_sql
 sub run_shell
 {
 	my ($name, $block) = @_;
-	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => 'app');
+	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGUSER => 'owner', PGDATABASE => 'app');
 
 	ok(run_log([ 'bash', '-ec', $block ]), "$name: shell");
 	return;
@@ -154,8 +155,8 @@ sub run_document
 	my ($file, $edition, @blocks) = @_;
 	my $n = 0;
 
-	$node->safe_psql('postgres', 'CREATE DATABASE app');
-	$node->safe_psql('app', "CREATE EXTENSION $edition")
+	$node->safe_psql('postgres', 'CREATE DATABASE app OWNER owner');
+	$node->safe_psql('app', "CREATE EXTENSION $edition", extra_params => [ '-U', 'owner' ])
 	  unless grep { $_->[1] =~ /CREATE EXTENSION|idem-portable\.sql/ } @blocks;
 	for (@blocks)
 	{
@@ -168,7 +169,7 @@ sub run_document
 
 	$node->safe_psql('postgres', 'DROP DATABASE app WITH (FORCE)');
 	$node->safe_psql('postgres', q{
-		SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE oid >= 16384 \gexec
+		SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE oid >= 16384 AND rolname <> 'owner' \gexec
 		ALTER SYSTEM RESET ALL;
 		SELECT pg_reload_conf()});
 	return;
