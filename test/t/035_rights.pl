@@ -257,7 +257,7 @@ is($claimant->answer, 't', 'and goes on when the lock is gone');
 $operator->quit;
 $claimant->quit;
 
-# Whoever may set the sequence can make a token come again.
+# A role that may set the sequence can make a token come again.
 sub lease_token
 {
 	my ($request) = @_;

@@ -32,12 +32,12 @@ INSERT INTO idem_scopes (scope, ttl, failed, lapsed, expired) VALUES
 	('brief', '1 s', 'retryable', 'reclaim', 'reclaim'),
 	('kept', '1 day', 'terminal', 'unknown', 'protect');
 
--- Too large to stay in the row, however well it is compressed
+-- Too large to stay in the row, also when it is compressed
 CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$
 	SELECT to_jsonb(string_agg(md5(random()::text), '')) FROM generate_series(1, 300)
 $$;
 
--- A transactional claim that is settled, settled by a marker, or rolled back
+-- A claim without a lease: completed, failed, rolled back, or not settled
 CREATE FUNCTION claim(n int, scope text) RETURNS idem_outcome LANGUAGE plpgsql AS $$
 DECLARE
 	answer idem_outcome;
@@ -58,7 +58,7 @@ EXCEPTION WHEN division_by_zero THEN
 	RETURN NULL;
 END $$;
 
--- The half of them are rolled back.
+-- Half of them are rolled back.
 CREATE FUNCTION batch(first int, scope text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
 	claimed bigint;

@@ -215,7 +215,7 @@ idem.databases = 'nothing'
 	is($node->safe_psql('postgres', "SELECT c.ctid, c.xmin, c FROM idem_claims c WHERE request_id = 'held'"),
 		$before, 'the lease is untouched');
 
-	note "----- $name: who sleeps is in nobody's way -----";
+	note "----- $name: a sleeping waiter blocks no other session -----";
 	# If the sleeper held a table lock, a session that locks the table would wait for the
 	# sleeper, and the holder would wait behind that session.
 	my $locker = Client->new($node);

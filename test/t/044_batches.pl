@@ -27,7 +27,7 @@ CREATE TABLE claimed (request text, client int);
 CREATE FUNCTION keys(first int, last int, step int, prefix text) RETURNS text[] LANGUAGE sql AS $$
 	SELECT array_agg(prefix || i ORDER BY i * step) FROM generate_series(first, last) i
 $$;
--- Of two users
+-- The keys of two users
 CREATE FUNCTION claim_batch(requests text[]) RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(*) FROM idem_claim_many(
 		(SELECT array_agg('user ' || right(r, 1)::int % 2 ORDER BY n) FROM unnest(requests) WITH ORDINALITY AS t (r, n)), requests)

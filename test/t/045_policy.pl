@@ -22,7 +22,7 @@ $node->start;
 
 my $objects = q{
 CREATE EXTENSION idem;
--- A version 7 UUID of a moment
+-- A version 7 UUID with this time
 CREATE FUNCTION v7(moment timestamptz DEFAULT clock_timestamp()) RETURNS text LANGUAGE sql VOLATILE AS $$
 	SELECT format('%s-%s-7%s-8abc-%s', left(ms, 8), right(ms, 4), substr(md5(random()::text), 1, 3), substr(md5(random()::text), 1, 12))
 	FROM (SELECT lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0') AS ms) AS t

@@ -49,7 +49,7 @@ $$;
 CREATE FUNCTION keys(prefix text, first int, last int) RETURNS text[] LANGUAGE sql AS $$
 	SELECT array_agg(prefix || lpad(i::text, 4, '0') ORDER BY i) FROM generate_series(first, last) AS i
 $$;
--- Holds an insert up at a key, while somebody has the lock
+-- Stops an insert at a key while another session has the lock
 CREATE FUNCTION hold_up(request_id text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	IF request_id LIKE '%0050' THEN
