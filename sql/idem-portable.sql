@@ -409,10 +409,11 @@ DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
 	keeps_past boolean := false;
 BEGIN
-	-- On Citus the replica of a node, which is a shard
+	-- On Citus the table is a shard: this node's replica of idem_scopes.  Look at its row type,
+	-- since Citus hides shards in pg_class.
 	IF TG_RELID <> '@extschema@.idem_scopes'::regclass AND NOT EXISTS (
-			SELECT FROM pg_class AS c JOIN pg_class AS s ON s.relnamespace = c.relnamespace AND s.relowner = c.relowner
-			WHERE c.oid = '@extschema@.idem_scopes'::regclass AND s.oid = TG_RELID AND s.relname ~ '^idem_scopes_[0-9]+$') THEN
+			SELECT FROM pg_type AS t JOIN pg_type AS s ON s.typnamespace = t.typnamespace AND s.typowner = t.typowner
+			WHERE t.typrelid = '@extschema@.idem_scopes'::regclass AND s.typrelid = TG_RELID AND s.typname ~ '^idem_scopes_[0-9]+$') THEN
 		RAISE EXCEPTION 'idem_scopes_guard() is the trigger of idem_scopes'
 			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;

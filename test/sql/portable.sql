@@ -55,6 +55,17 @@ INSERT INTO other (scope) VALUES ('s');
 \echo :SQLSTATE
 DROP TABLE other;
 SELECT count(*) FROM idem_settings;
+-- And the replicas that Citus makes of idem_scopes, but no table of another role
+CREATE ROLE regress_idem_other;
+CREATE TABLE idem_scopes_102008 (LIKE idem_scopes);
+CREATE TRIGGER guard BEFORE INSERT ON idem_scopes_102008 FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+INSERT INTO idem_scopes_102008 (scope, failed, lapsed, expired, key_time, ttl) VALUES ('s', 'terminal', 'reclaim', 'protect', 'uuidv7', '1 day');
+SELECT guarded_since > clock_timestamp() AS guarded FROM idem_scopes_102008;
+ALTER TABLE idem_scopes_102008 OWNER TO regress_idem_other;
+INSERT INTO idem_scopes_102008 (scope) VALUES ('t');
+\echo :SQLSTATE
+DROP TABLE idem_scopes_102008;
+DROP ROLE regress_idem_other;
 
 -- How long a claim waits is its caller's.
 CREATE FUNCTION pg_temp.waits(setting text) RETURNS text LANGUAGE plpgsql AS $$
