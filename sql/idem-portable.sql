@@ -353,28 +353,40 @@ RETURNS interval
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 
--- The policy of a scope: its row, or the settings.
-CREATE FUNCTION @extschema@.idem__policy(of_scope text)
+-- The policy that follows from the settings and the row of a scope; either can be NULL.
+CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem_settings, p @extschema@.idem_scopes)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
 	guarded_since timestamptz,
-	has_settings boolean)		-- else they were deleted, or made after the snapshot
+	has_settings boolean)		-- false: the snapshot sees no row of idem_settings
 LANGUAGE sql STABLE ROWS 1
 AS $$
-	SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl, '1 hour')),
-		@extschema@.idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
-		@extschema@.idem__without_days(coalesce(p.lease_max, d.lease_max, '1 day')),
-		coalesce(p.result_max_bytes, d.result_max_bytes, 1048576),
-		p.failed IS NOT DISTINCT FROM 'retryable',
-		p.lapsed IS NOT DISTINCT FROM 'unknown',
-		p.expired IS NOT DISTINCT FROM 'reclaim',
-		p.key_time IS NOT DISTINCT FROM 'uuidv7',
-		coalesce(p.guarded_since, '-infinity'),
-		d.ttl IS NOT NULL
+	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 hour')),
+		@extschema@.idem__without_days(coalesce((p).lease, (d).lease, '30 seconds')),
+		@extschema@.idem__without_days(coalesce((p).lease_max, (d).lease_max, '1 day')),
+		coalesce((p).result_max_bytes, (d).result_max_bytes, 1048576),
+		(p).failed IS NOT DISTINCT FROM 'retryable',
+		(p).lapsed IS NOT DISTINCT FROM 'unknown',
+		(p).expired IS NOT DISTINCT FROM 'reclaim',
+		(p).key_time IS NOT DISTINCT FROM 'uuidv7',
+		coalesce((p).guarded_since, '-infinity'),
+		(d).ttl IS NOT NULL
+$$;
+
+-- The policy of a scope.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__policy(of_scope text)
+RETURNS TABLE (
+	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
+	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
+	guarded_since timestamptz, has_settings boolean)
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT f.*
 	FROM (SELECT) AS always
 		LEFT JOIN @extschema@.idem_settings AS d ON true
-		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C",
+		@extschema@.idem__policy_of(d, p) AS f
 $$;
 
 -- ----- an unknown past is stale -----
@@ -1112,6 +1124,13 @@ BEGIN
 END
 $$;
 
+-- The token of a lease that this transaction has just claimed, NULL for any other answer.
+-- (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__lease_token(key @extschema@.idem__key, token int8)
+RETURNS int8
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT token $$;
+
 -- Whether another transaction is deleting the row: then this one sees the row, but cannot
 -- even have a lock that an update leaves room for.  Not meant are a row that the
 -- transaction has changed before, which is found by waiting for it, and a row that is gone
@@ -1526,7 +1545,7 @@ BEGIN
 	outcome := answer.outcome;
 	result := answer.result;
 	progress := answer.progress;
-	token := answer.token;
+	token := @extschema@.idem__lease_token(key, answer.token);
 	expires_at := answer.expires_at;
 	lease_until := answer.lease_until;
 END
@@ -1978,6 +1997,12 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, int8, text) IS
 'gives a lease up, the next waiter claims: true, released; false, the request is not there';
 
+-- True: the lock of the lease's row is the fence.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__keep_fence(key @extschema@.idem__key, token int8)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT true $$;
+
 -- The row's lock is the fence: until this transaction ends nobody can take the lease over.
 CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS void
@@ -1989,7 +2014,8 @@ DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
-	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token)),
+		@extschema@.idem__keep_fence(key, token);
 END
 $$;
 
@@ -2179,30 +2205,18 @@ BEGIN
 END
 $$;
 
--- One batch of idem_cleanup_all(): the oldest first, from a low-water mark on, for about a
--- second.  Rows that others have locked are skipped, never waited for; a live lease, or
--- one whose fate somebody has to find out, stays.  The cutoff of the caller never gets a
--- claim removed before its time.
-CREATE FUNCTION @extschema@.idem_cleanup_step(
-	batch_size int4, start timestamptz, expired_before timestamptz,
+-- Deletes one batch: the oldest claims first, from the low-water mark start, for about a
+-- second.  It skips rows that others have locked, and keeps a claim under a live lease or
+-- one that lapsed = unknown keeps.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__clean(rows_max int8, start timestamptz, cutoff timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
-	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
-	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
 	chunk_max int8;
 	chunk int8;
 BEGIN
-	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
-		PERFORM @extschema@.idem__raise('ID400', 'batch_size must be between 1 and 1000000',
-			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
-	END IF;
-	PERFORM @extschema@.idem__require_writable('idem_cleanup()');
-	start := coalesce(start, '-infinity');
 	next_start := start;
 	rows_deleted := 0;
 	-- In chunks, between which it looks at the clock
@@ -2226,6 +2240,30 @@ BEGIN
 	IF NOT more THEN
 		next_start := greatest(start, cutoff);
 	END IF;
+END
+$$;
+
+-- One batch of idem_cleanup_all().  Anybody who may clean can pass any cutoff: a later one
+-- than now would remove claims before their time, so the earlier of both counts.
+CREATE FUNCTION @extschema@.idem_cleanup_step(
+	batch_size int4, start timestamptz, expired_before timestamptz,
+	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
+	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
+BEGIN
+	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
+		PERFORM @extschema@.idem__raise('ID400', 'batch_size must be between 1 and 1000000',
+			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
+	END IF;
+	PERFORM @extschema@.idem__require_writable('idem_cleanup()');
+	SELECT b.* INTO rows_deleted, more, next_start
+	FROM @extschema@.idem__clean(rows_max, coalesce(start, '-infinity'::timestamptz), cutoff) AS b;
 	PERFORM @extschema@.idem__note_batch(begun, rows_deleted, more);
 END
 $$;
@@ -2295,335 +2333,6 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
-
--- ----- Citus -----
-
--- idem_distribute() distributes the claims over a Citus cluster: a user's claims are in
--- the shard group that has the user's own rows, and a function that is called with a user
--- runs on the node of that group.  There all is as on one server, but for these, which it
--- changes on all nodes.  A function idem__citus_NAME() is what idem__NAME() or
--- idem_NAME() becomes.  (What is above is written so that Citus can plan it: a query of
--- claims names their user, and an update calls no volatile function.)
---
--- Tokens.  A sequence that Citus knows counts in another range on each node, so that
--- tokens would shrink when a shard moves to the node of a lower range; and the lock that
--- orders the holders of a key is one node's.  So all tokens are drawn on the coordinator,
--- by those who have the row already: whoever held the key before has ended, and had drawn
--- before.  While the coordinator is down, no lease can be claimed.
---
--- Fences.  They write, see there.
---
--- Policy.  idem_scopes has a replica on each node, and its guard is a trigger of each
--- replica: it waits for the claims of its node.  So guarded_since differs by milliseconds
--- from node to node.
---
--- Locks.  Citus takes LOCK TABLE on all nodes.  A claim takes its lock of idem_scopes on
--- its own node only, where the guard looks for it.
---
--- Cleaning.  FOR UPDATE SKIP LOCKED cannot be planned across shards: each node cleans its
--- own, as if they were tables, in a transaction of its own.  Where a shard moves away
--- meanwhile, what a batch has deleted from the old copy only is deleted again later.
-
--- By a query of a table that is on the coordinator only (0.1 ms, over a connection that
--- Citus keeps)
-CREATE FUNCTION @extschema@.idem__citus_draw_token()
-RETURNS int8
-LANGUAGE plpgsql
-AS $$
-BEGIN
-	RETURN nextval('@extschema@.idem_token_seq') FROM @extschema@.idem_token_source;
-END
-$$;
-
--- idem__claim_key_of_node() is idem__claim_key() as on one server, whose token is never
--- seen by others.
-CREATE FUNCTION @extschema@.idem__citus_claim_key(
-	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
-	lease interval, progress jsonb, strict boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	answer @extschema@.idem__answer := @extschema@.idem__claim_key_of_node(command, key, fingerprint, deadline, lease, progress, strict);
-	node_token constant int8 := answer.token;
-BEGIN
-	IF node_token IS NOT NULL THEN
-		answer.token := @extschema@.idem__citus_draw_token();
-		UPDATE @extschema@.idem_claims AS c SET token = answer.token
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
-			AND c.token = node_token;
-	END IF;
-	RETURN answer;
-END
-$$;
-
--- It writes: Citus prepares only what has written, so that the loss of a node on which a
--- row was only locked could pass unnoticed when another node commits.
-CREATE FUNCTION @extschema@.idem__citus_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
-RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-BEGIN
-	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
-	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
-	UPDATE @extschema@.idem_claims AS c SET token = idem__citus_fence.token
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
-END
-$$;
-
--- One batch on this node; its shards in an order of chance, so that none is always last.
-CREATE FUNCTION @extschema@.idem__clean_node(rows_max int8, cutoff timestamptz)
-RETURNS int8
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-	begun constant timestamptz := clock_timestamp();
-	-- Whose claims stay until somebody has settled them
-	unknown_scopes constant text[] := ARRAY(SELECT p.scope FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown');
-	shard text;
-	chunk int8;
-	rows_deleted int8 := 0;
-BEGIN
-	FOR shard IN
-		SELECT shard_name(s.logicalrelid, s.shardid)
-		FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
-		WHERE s.logicalrelid = '@extschema@.idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
-		ORDER BY random()
-	LOOP
-		EXECUTE pg_catalog.format('DELETE FROM %1$s WHERE ctid = ANY (ARRAY(
-				SELECT e.ctid FROM %1$s AS e
-				WHERE e.expires_at <= $1 AND NOT (e.state::text = ''in_progress''
-					AND (e.lease_until > clock_timestamp() OR e.scope = ANY ($2)))
-				ORDER BY e.expires_at LIMIT $3
-				FOR UPDATE SKIP LOCKED))', shard)
-		USING cutoff, unknown_scopes, least(rows_max - rows_deleted, 5000);
-		GET DIAGNOSTICS chunk = ROW_COUNT;
-		rows_deleted := rows_deleted + chunk;
-		EXIT WHEN rows_deleted >= rows_max OR clock_timestamp() > begun + interval '1 second';
-	END LOOP;
-	RETURN rows_deleted;
-END
-$$;
-
--- One batch on each node.  A node that does not answer must not keep the others from being
--- cleaned.
-CREATE FUNCTION @extschema@.idem__citus_cleanup_step(
-	batch_size int4, start timestamptz, expired_before timestamptz,
-	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-	begun constant timestamptz := clock_timestamp();
-	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
-	cutoff constant timestamptz := least(clock_timestamp(), expired_before);
-	node record;
-BEGIN
-	IF rows_max NOT BETWEEN 1 AND 1000000 THEN
-		PERFORM @extschema@.idem__raise('ID400', 'batch_size must be between 1 and 1000000',
-			'Leave it out to use idem.cleanup_batch_size.', pg_catalog.format('It is %s.', rows_max));
-	END IF;
-	PERFORM @extschema@.idem__require_writable('idem_cleanup()');
-	IF NOT citus_is_coordinator() THEN
-		PERFORM @extschema@.idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
-	END IF;
-	rows_deleted := 0;
-	FOR node IN
-		SELECT n.nodeid, n.success, n.result
-		FROM run_command_on_all_nodes(pg_catalog.format('SELECT %s.idem__clean_node(%s::pg_catalog.int8, %L::pg_catalog.timestamptz)', '@extschema@', rows_max, cutoff)) AS n
-	LOOP
-		IF node.success THEN
-			rows_deleted := rows_deleted + node.result::int8;
-		ELSE
-			RAISE WARNING 'node % was not cleaned: %', node.nodeid, node.result;
-		END IF;
-	END LOOP;
-	-- A node does less than a batch at a time where it has many shards.
-	more := rows_deleted > 0;
-	next_start := start;
-	PERFORM @extschema@.idem__note_batch(begun, rows_deleted, more);
-END
-$$;
-
--- Makes a function of the definition of another, or of its own, in which one text takes
--- the place of another.
-CREATE FUNCTION @extschema@.idem__rewrite_function(name text, was text, becomes text)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-	EXECUTE replace(pg_get_functiondef(('@extschema@.' || name)::regproc), was, becomes);
-END
-$$;
-
--- Makes a function of a query one in PL/pgSQL: as a part of another query, Citus does not
--- plan what has parameters.
-CREATE FUNCTION @extschema@.idem__isolate_query(name text)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	source constant regproc := '@extschema@.' || name;
-	query constant text := (SELECT p.prosrc FROM pg_proc AS p WHERE p.oid = source);
-BEGIN
-	EXECUTE replace(replace(pg_get_functiondef(source), query, 'BEGIN RETURN QUERY ' || query || '; END'),
-		'LANGUAGE sql', 'LANGUAGE plpgsql');
-END
-$$;
-
--- Makes the functions on all nodes.
-CREATE FUNCTION @extschema@.idem__share_functions()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	routine record;
-BEGIN
-	FOR routine IN
-		SELECT p.oid::regprocedure AS name, NOT p.proname ^@ 'idem__' AND p.proargnames[1] = 'user_id' AS is_of_user
-		FROM pg_proc AS p
-		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.prokind = 'f'
-	LOOP
-		IF routine.is_of_user THEN
-			-- Sent to the user's shard; but not in transaction blocks (force_delegation), whose
-			-- claims are writes of the block like any other.
-			PERFORM create_distributed_function(routine.name, 'user_id', '@extschema@.idem_claims', false);
-		ELSE
-			-- Made again, it is made on all nodes; create_distributed_function() would have
-			-- them check a body that relies on its caller's search_path.
-			EXECUTE pg_get_functiondef(routine.name);
-		END IF;
-	END LOOP;
-END
-$$;
-
--- Where Citus has made a function or a table, PUBLIC may call it, and the grantees of the
--- node's default privileges have theirs.  (A command that revokes is sent to all nodes.)
-CREATE FUNCTION @extschema@.idem__share_rights()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	object record;
-BEGIN
-	FOR object IN
-		SELECT o.name,
-			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(o.acl) AS a WHERE a.grantee <> 0) AS granted_to,
-			(SELECT string_agg(DISTINCT ', ' || a.grantee::regrole::text, '')
-				FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a
-				WHERE a.grantee <> 0 AND a.grantee NOT IN (SELECT g.grantee FROM aclexplode(o.acl) AS g)) AS others
-		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), p.prokind = 'f'
-				FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_'
-				UNION ALL SELECT 'TABLE ' || c.oid::regclass, coalesce(c.relacl, acldefault('r', c.relowner)), true
-				FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings',
-					'@extschema@.idem_scopes', '@extschema@.idem_secret', '@extschema@.idem_token_source']::regclass[])) AS o (name, acl, shared)
-		WHERE o.shared
-	LOOP
-		EXECUTE format('REVOKE ALL ON %s FROM PUBLIC%s', object.name, object.others);
-		IF object.name LIKE 'ROUTINE%' AND object.granted_to IS NOT NULL THEN
-			EXECUTE format('GRANT EXECUTE ON %s TO %s', object.name, object.granted_to);
-		END IF;
-	END LOOP;
-END
-$$;
-
-CREATE FUNCTION @extschema@.idem_distribute(colocate_with regclass DEFAULT NULL)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET client_min_messages = warning
-SET check_function_bodies = off
-AS $$
-DECLARE
-	shard_column record;
-BEGIN
-	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-		PERFORM @extschema@.idem__raise('0A000', 'extension "citus" is not installed in this database',
-			'Create it on all nodes of a Citus cluster. On one server there is nothing to distribute.');
-	ELSIF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
-			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN
-		PERFORM @extschema@.idem__raise('0A000', 'the objects of an extension cannot be distributed',
-			'Drop the extension, and install sql/idem-portable.sql with psql.');
-	ELSIF NOT citus_is_coordinator() OR NOT EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) THEN
-		PERFORM @extschema@.idem__raise('55000', 'this is not a coordinator that all nodes know',
-			'Call idem_distribute() on the coordinator, after SELECT citus_set_coordinator_host(...).');
-	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = '@extschema@.idem_claims'::regclass) THEN
-		IF colocate_with IS NOT NULL THEN
-			PERFORM @extschema@.idem__raise('42710', 'table "idem_claims" is distributed already',
-				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
-		END IF;
-		PERFORM replicate_reference_tables('block_writes'), @extschema@.idem__share_rights();
-		RETURN;
-	END IF;
-
-	IF colocate_with IS NOT NULL THEN
-		SELECT a.atttypid::regtype AS type, a.attcollation::regcollation AS "collation" INTO shard_column
-		FROM pg_dist_partition AS d JOIN pg_attribute AS a ON a.attrelid = d.logicalrelid
-			AND a.attname = column_to_column_name(d.logicalrelid, d.partkey)
-		WHERE d.logicalrelid = colocate_with AND d.partmethod = 'h';
-		IF NOT FOUND THEN
-			PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "%s" is not distributed by a column', colocate_with),
-				'Distribute it by its user''s id first: SELECT create_distributed_table(...).');
-		ELSIF shard_column.type <> 'text'::regtype THEN
-			PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
-					colocate_with, shard_column.type),
-				'Distribute it by a text, or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
-		END IF;
-		EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
-		EXECUTE pg_catalog.format('ALTER TYPE %s.idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
-	END IF;
-
-	-- Otherwise Citus refuses to make tables and functions in one transaction.
-	PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
-	-- The settings have one row from now on, which is updated; and no trigger may fire for
-	-- what is copied.
-	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
-	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
-	PERFORM create_distributed_table('@extschema@.idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
-		create_reference_table('@extschema@.idem_settings'),
-		create_reference_table('@extschema@.idem_secret'),
-		create_reference_table('@extschema@.idem_scopes');
-	PERFORM truncate_local_data_after_distributing_table(('@extschema@.' || name)::regclass)
-	FROM unnest(ARRAY['idem_claims', 'idem_settings', 'idem_secret', 'idem_scopes']) AS name;
-
-	-- The default makes the sequence known to all nodes, which have to parse its name.
-	CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
-	INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
-	PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
-
-	-- Leases need no order of their own where tokens are drawn by those who have the row.
-	CREATE OR REPLACE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key) RETURNS void
-	LANGUAGE plpgsql AS 'BEGIN END';
-	-- This copy first, since what calls it takes its name.
-	PERFORM @extschema@.idem__rewrite_function('idem__claim_key', 'idem__claim_key', 'idem__claim_key_of_node');
-	PERFORM @extschema@.idem__rewrite_function('idem__citus_' || f.name, 'idem__citus_' || f.name, f.becomes)
-	FROM (VALUES ('claim_key', 'idem__claim_key'), ('fence', 'idem_fence'), ('cleanup_step', 'idem_cleanup_step')) AS f (name, becomes);
-	PERFORM @extschema@.idem__isolate_query('idem__policy'), @extschema@.idem__isolate_query('idem__latest_row');
-	-- In what an update looks for, Citus takes no other function of a column.
-	ALTER FUNCTION @extschema@.idem__is_ours IMMUTABLE;
-	ALTER FUNCTION @extschema@.idem__claim_key_of_node SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION @extschema@.idem_scopes_guard SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION @extschema@.idem__citus_draw_token SET citus.allow_nested_distributed_execution = on;
-
-	PERFORM @extschema@.idem__share_functions(), @extschema@.idem__share_rights();
-
-	-- Unsafe would be a trigger of a replica that writes to other nodes: it writes nothing.
-	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
-	CREATE TRIGGER idem_scopes_guard
-	BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
-	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
-	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
-END
-$$;
-
-COMMENT ON FUNCTION @extschema@.idem_distribute(regclass) IS
-'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id';
 
 -- ----- rights -----
 

@@ -231,14 +231,6 @@ SHOW synchronous_commit;
 ROLLBACK;
 RESET synchronous_commit;
 
--- ----- distribution, without Citus -----
-
-SELECT idem_distribute();
-\echo :SQLSTATE
-SELECT idem_distribute('idem_scopes');
-\echo :SQLSTATE
-SELECT idem_claim('u', 'not distributed');
-
 -- ----- rights -----
 
 CREATE ROLE regress_idem_app;
@@ -248,7 +240,7 @@ SELECT idem_grant('regress_idem_operator', 'operator');
 -- No internal function can be called by anybody.
 SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
 	bool_or(has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
-FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname IN ('idem_scopes_guard', 'idem_distribute');
+FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
 -- Functions that can be called, that run as their owner, or that are triggers find nothing in
 -- their caller's search_path, nor in our schema; but for the one that commits.
 SELECT p.oid::regprocedure FROM pg_proc AS p
@@ -283,9 +275,12 @@ DROP OWNED BY regress_idem_app, regress_idem_operator;
 CREATE SCHEMA regress_idem_other;
 \! psql -X -q -v schema=regress_idem_other -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 DROP SCHEMA regress_idem_other;
+-- What an extension owns cannot be distributed.
+\! psql -X -q -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 SET client_min_messages = warning;
 DROP EXTENSION idem_portable;
 RESET client_min_messages;
+\! psql -X -q -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 -- Where there is no schema, and where everybody could put objects in the way
 \! psql -X -q -v schema=regress_idem_missing -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 CREATE SCHEMA "regress idem; odd" AUTHORIZATION regress_idem_operator;
@@ -309,8 +304,67 @@ CALL "regress idem; odd".idem_cleanup_all();
 SELECT rows_deleted FROM "regress idem; odd".idem_stat_cleanup;
 INSERT INTO "regress idem; odd".idem_scopes (scope, ttl) VALUES ('s', '1 day');
 DELETE FROM "regress idem; odd".idem_scopes;
+
+-- ----- distribution, without Citus -----
+
+-- By its owner, or for its owner by a superuser
+\! PGOPTIONS='-c role=regress_idem_app' psql -X -q -v schema='regress idem; odd' -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+ALTER DEFAULT PRIVILEGES FOR ROLE regress_idem_operator GRANT ALL ON ROUTINES TO regress_idem_app;
+\! psql -X -q -v schema='regress idem; odd' -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! psql -X -q -v schema='regress idem; odd' -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+SELECT bool_and(proowner = 'regress_idem_operator'::regrole) AS of_the_owner, bool_or(prosecdef) AS definers,
+	bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
+	bool_or(has_function_privilege('public', p.oid, 'EXECUTE')) AS everybody
+FROM pg_proc AS p WHERE proname LIKE 'idem\_\_citus%' OR proname = 'idem_distribute';
+SET ROLE regress_idem_operator;
+SELECT "regress idem; odd".idem_distribute();
+\echo :SQLSTATE
+SELECT "regress idem; odd".idem_distribute('"regress idem; odd".idem_scopes');
+\echo :SQLSTATE
+RESET ROLE;
+SELECT "regress idem; odd".idem_claim('u', 'not distributed');
+-- Its bodies qualify every name, too.
+SELECT p.oid::regprocedure AS in_function, name
+FROM pg_proc AS p, regexp_replace(regexp_replace(p.prosrc, '--[^\n]*', '', 'g'), '''([^'']|'''')*''', '', 'g') AS body,
+	(SELECT relname FROM pg_class WHERE relname LIKE 'idem\_%' AND relkind IN ('r', 'v', 'S')
+		UNION SELECT typname FROM pg_type WHERE typname LIKE 'idem\_%' UNION SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%') AS names (name)
+WHERE (p.proname LIKE 'idem\_\_citus%' OR p.proname = 'idem_distribute') AND body ~ ('(^|[^.\w])' || name || '\M(?!\.)')
+	AND body !~ ('(TRIGGER|RENAME TO) ' || name || '\M')
+ORDER BY 1, 2;
 SET client_min_messages = warning;
 DROP SCHEMA "regress idem; odd" CASCADE;
+RESET client_min_messages;
+-- The functions that it puts in the place of others give the same answers on one server.
+CREATE SCHEMA regress_idem_citus;
+\! psql -X -q -v schema=regress_idem_citus -f sql/idem-portable.sql
+\! psql -X -q -v schema=regress_idem_citus -f sql/idem-citus.sql
+SET search_path = regress_idem_citus;
+-- In one session, which has plans that call the functions that go away
+SELECT idem_claim('u', 'before'), idem_status('u', 'before');
+SELECT token AS t FROM idem_try_claim('u', 'before', 'l', lease => '1 hour') \gset
+SELECT idem_fence('u', 'before', :t, 'l');
+CREATE TABLE idem_token_source (token bigint DEFAULT nextval('idem_token_seq'));
+INSERT INTO idem_token_source DEFAULT VALUES;
+SELECT idem__citus_replace_functions();
+SELECT proname FROM pg_proc WHERE pronamespace = 'regress_idem_citus'::regnamespace AND proname LIKE 'idem\_\_citus%' ORDER BY 1;
+INSERT INTO idem_scopes (scope, ttl, lease, failed) VALUES ('s', '2 days', '3 min', 'retryable');
+SELECT idem_claim('u', 'before'), idem_claim('u', 'after', 's');
+SELECT idem_status('u', 'after', 's'), expires_at > now() + interval '1 day' AS by_the_scope FROM idem_claims WHERE scope = 's';
+SELECT ctid AS version FROM idem_claims WHERE scope = 'l' \gset
+SELECT idem_fence('u', 'before', :t, 'l');
+SELECT ctid <> :'version' AS written, token = :t AS same_token FROM idem_claims WHERE scope = 'l';
+SELECT idem_fence('u', 'before', :t + 1, 'l');
+\echo :SQLSTATE
+SELECT outcome, token, lease_until IS NOT NULL AS has_lease FROM idem_try_claim('u', 'before', 'l', lease => '1 hour', wait => '0');
+SELECT outcome, token FROM idem_try_claim('u', 'after', 's', lease => '1 hour');
+SELECT token AS t2 FROM idem_try_claim('u', 'leased', 's', lease => '1 hour') \gset
+SELECT :t2 > :t AS grown, token = :t2 AS stored, idem_extend('u', 'leased', :t2, scope => 's') < now() + interval '4 min' AS by_the_scope
+FROM idem_claims WHERE request_id = 'leased';
+SELECT idem_complete('u', 'leased', '1', :t2, 's');
+SELECT idem_result('u', 'leased', 's'), state FROM idem_lookup('u', 'leased', 's');
+RESET search_path;
+SET client_min_messages = warning;
+DROP SCHEMA regress_idem_citus CASCADE;
 RESET client_min_messages;
 DROP OWNED BY regress_idem_app, regress_idem_operator;
 DROP ROLE regress_idem_app, regress_idem_operator;

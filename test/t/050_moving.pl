@@ -82,6 +82,8 @@ CREATE FUNCTION other.idem_try_claim() RETURNS int LANGUAGE sql AS 'SELECT 1';		
 });
 is((run_script($portable, 'owner', 'shop', schema => 'requests'))[0], 0,
 	'the portable edition, from its file, owned by somebody who is no superuser');
+is((run_script('sql/idem-citus.sql', 'owner', 'shop', schema => 'requests'))[0], 0,
+	'with what distributes it, which the first move drops');
 as('owner', 'shop', q{
 SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
 UPDATE requests.idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days',

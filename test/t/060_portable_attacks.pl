@@ -12,6 +12,7 @@ use IPC::Run;
 use Client;
 
 my $portable = 'sql/idem-portable.sql';
+my $citus = 'sql/idem-citus.sql';
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
@@ -36,11 +37,11 @@ sub new_database
 # Returns exit code and errors
 sub install
 {
-	my ($role, $database, $schema) = @_;
+	my ($role, $database, $schema, $file) = @_;
 	my ($out, $err) = ('', '');
 
 	IPC::Run::run(
-		[ 'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', $role, '-v', "schema=$schema", '-f', $portable, $database ],
+		[ 'psql', '-XAtq', '-h', $node->host, '-p', $node->port, '-U', $role, '-v', "schema=$schema", '-f', $file // $portable, $database ],
 		'<', \undef, '>', \$out, '2>', \$err);
 	return ($? >> 8, $err);
 }
@@ -123,6 +124,8 @@ new_database('dumped_plain', 'owner');
 new_database('dumped_extension', 'owner');
 as('owner', $_, 'CREATE SCHEMA requests') for qw(dumped_plain dumped_extension);
 is((install('owner', 'dumped_plain', 'requests'))[0], 0, 'installed by the owner of the schema');
+is((install($superuser, 'dumped_plain', 'requests', $citus))[0], 0, 'a superuser loads what distributes it');
+is(of_superusers('dumped_plain'), '', 'nothing of that belongs to the superuser');
 as('owner', 'dumped_extension', 'CREATE EXTENSION idem_portable SCHEMA requests');
 for my $database (qw(dumped_plain dumped_extension))
 {
@@ -136,6 +139,8 @@ for my $database (qw(dumped_plain dumped_extension))
 	is(as('app', "new_$database", "SELECT requests.idem_claim('u', 'before'), requests.idem_claim('u', 'after')"),
 		'f|t', "$database: claims and rights are kept");
 }
+like(($node->psql('new_dumped_plain', 'SELECT requests.idem_distribute()', extra_params => [ '-U', 'owner' ]))[2],
+	qr/extension "citus" is not installed/, 'what distributes it is kept');
 is( as($superuser, 'new_dumped_extension', 'SELECT secret FROM requests.idem_secret') ne as($superuser, 'dumped_extension', 'SELECT secret FROM requests.idem_secret'),
 	1, 'the secret of an extension is not dumped');
 new_database('created', 'owner');
@@ -300,7 +305,7 @@ is(as('owner', 'owned', 'SELECT count(*) FROM idem_settings'), '1', 'the setting
 # ----- functions that were planted later, and match imprecise calls better -----
 
 new_database('twins', 'owner');
-is((install('owner', 'twins', 'public'))[0], 0, 'twins: installed');
+is((install('owner', 'twins', 'public', $_))[0], 0, "twins: $_ installed") for $portable, $citus;
 as('owner', 'twins', q{
 SELECT idem_grant('app', 'app'), idem_grant('friend', 'operator');
 INSERT INTO idem_scopes (scope, lease_max) VALUES ('short', '1 min')});

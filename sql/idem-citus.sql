@@ -1,0 +1,453 @@
+/*
+ * idem on Citus: distributes the claims of the portable edition over a Citus cluster.
+ *
+ *		psql -v schema=idem -f sql/idem-portable.sql
+ *		psql -v schema=idem -f sql/idem-citus.sql
+ *		psql -c "SELECT idem.idem_distribute('accounts')"
+ *
+ * on the coordinator, as the owner of idem.  Loading this file only adds functions, in one
+ * transaction; idem_distribute() makes the change.  See doc/citus.md.
+ *
+ * A user's claims are then in the shard group that has the user's own rows, and a function
+ * that is called with a user runs on the node of that group.  There it works as on one
+ * server, with the exceptions below.
+ *
+ * What this file needs of sql/idem-portable.sql.  idem_distribute() puts a function
+ * idem__citus_NAME() of this file in the place of idem__NAME():
+ *
+ *	policy, latest_row	are in PL/pgSQL, since Citus refuses to plan an SQL function that
+ *						reads a distributed table and has parameters
+ *	lock_key			does nothing, see "Tokens"
+ *	lease_token			draws the token of a lease, see "Tokens"
+ *	keep_fence			writes the row of a lease, see "Fences"
+ *	clean				has each node clean its own shards, see "Cleaning"
+ *
+ * It also relies on two habits of that file: a query of idem_claims names the user whose
+ * claims it reads, and an update of idem_claims calls no volatile function.
+ *
+ * Tokens.  A sequence that Citus distributes counts in another range on each node: tokens
+ * would shrink when a shard moves to a node with a lower range.  And a lock of the key orders
+ * the holders on one node only.  So every token comes from the coordinator, and a claimant
+ * draws it when its transaction has written the row.  The holder before has ended by then,
+ * and had drawn its own token before it ended.  While the coordinator is down, nobody can
+ * claim a lease.
+ *
+ * Fences.  Citus commits in two phases only on nodes where the transaction has written.  If
+ * a fence only locked the row, its node could crash, and the other nodes would commit
+ * without it.
+ *
+ * Policy.  Each node has a replica of idem_scopes.  The guard is a trigger of each replica,
+ * and waits for the claims of its node.  So guarded_since differs by milliseconds from node
+ * to node.
+ *
+ * Locks.  Citus takes LOCK TABLE on all nodes.  A claim takes its lock of idem_scopes on its
+ * own node only, where the guard looks for it: hence citus.enable_ddl_propagation = off in
+ * idem__claim_key() and in the guard.
+ *
+ * Cleaning.  Citus cannot plan FOR UPDATE SKIP LOCKED across shards.  So each node cleans
+ * its shards one by one, as plain tables, in a transaction of its own.  If a shard moves
+ * meanwhile, rows that a batch deletes may survive in the new copy; a later batch deletes
+ * them.
+ *
+ * Security.  As in sql/idem-portable.sql: every name of ours is qualified, each call passes
+ * all arguments in exactly the declared types, and nothing is granted to others.  No function
+ * of this file is SECURITY DEFINER; those that are put in place of another one run inside
+ * the functions that are.
+ */
+
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL standard_conforming_strings = on;
+-- What is made here stays on this node until idem_distribute().
+SET LOCAL citus.enable_ddl_propagation = off;
+SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '["$''\\]'
+\gexec
+SELECT set_config('idem_install.schema', :'schema', true) AS ignored
+\gset
+
+-- ----- whether it can be loaded -----
+
+DO $block$
+DECLARE
+	schema_name constant text := current_setting('idem_install.schema');
+	claims record;
+BEGIN
+	SELECT c.relowner AS owner, pg_get_userbyid(c.relowner) AS owner_name,
+		EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') AS is_of_extension
+	INTO claims
+	FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+	WHERE n.nspname = schema_name AND c.relname = 'idem_claims';
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'there is no idem in schema %', quote_ident(schema_name)
+			USING ERRCODE = 'undefined_object',
+			HINT = 'Install sql/idem-portable.sql first, or name the schema where it is: psql -v schema=NAME.';
+	ELSIF claims.is_of_extension THEN
+		RAISE EXCEPTION 'the objects of an extension cannot be distributed'
+			USING ERRCODE = 'feature_not_supported',
+			HINT = 'Drop the extension, and install sql/idem-portable.sql with psql.';
+	ELSIF claims.owner_name <> current_user AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
+		RAISE EXCEPTION 'idem belongs to role %', claims.owner::regrole
+			USING ERRCODE = 'insufficient_privilege', HINT = 'Load this file as that role.';
+	END IF;
+	-- What a superuser adds belongs to the owner of idem, too.
+	IF claims.owner_name <> current_user THEN
+		PERFORM set_config('role', claims.owner_name, true);
+	END IF;
+END
+$block$;
+
+SELECT replace($script$
+
+-- ----- reading -----
+
+CREATE FUNCTION @extschema@.idem__citus_policy(of_scope text)
+RETURNS TABLE (
+	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
+	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
+	guarded_since timestamptz, has_settings boolean)
+LANGUAGE plpgsql STABLE ROWS 1
+AS $$
+DECLARE
+	settings @extschema@.idem_settings;
+	policy @extschema@.idem_scopes;
+BEGIN
+	SELECT d.* INTO settings FROM @extschema@.idem_settings AS d;
+	SELECT p.* INTO policy FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C";
+	RETURN QUERY SELECT f.* FROM @extschema@.idem__policy_of(settings, policy) AS f;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_latest_row(key @extschema@.idem__key)
+RETURNS SETOF @extschema@.idem_claims
+LANGUAGE plpgsql STABLE ROWS 1
+AS $$
+BEGIN
+	RETURN QUERY SELECT c.* FROM @extschema@.idem_claims AS c
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1;
+END
+$$;
+
+-- ----- leases -----
+
+CREATE FUNCTION @extschema@.idem__citus_lock_key(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+END
+$$;
+
+-- Draws on the coordinator, the only node that has the rows of idem_token_source: 0.1 ms,
+-- over a connection that Citus keeps.
+CREATE FUNCTION @extschema@.idem__citus_draw_token()
+RETURNS int8
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	RETURN nextval('@extschema@.idem_token_seq') FROM @extschema@.idem_token_source;
+END
+$$;
+
+-- The row that this transaction has just written has a token from the node's own range,
+-- which nobody else can have seen.
+CREATE FUNCTION @extschema@.idem__citus_lease_token(key @extschema@.idem__key, node_token int8)
+RETURNS int8
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	drawn int8;
+BEGIN
+	IF node_token IS NOT NULL THEN
+		drawn := @extschema@.idem__citus_draw_token();
+		UPDATE @extschema@.idem_claims AS c SET token = drawn
+		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			AND c.token = node_token;
+	END IF;
+	RETURN drawn;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_keep_fence(key @extschema@.idem__key, holder_token int8)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	UPDATE @extschema@.idem_claims AS c SET token = holder_token
+	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	RETURN true;
+END
+$$;
+
+-- ----- cleaning -----
+
+-- Cleans the shards of this node: at most rows_max rows, for about a second.  The order of
+-- the shards is random; otherwise the last ones would be left behind under load.
+CREATE FUNCTION @extschema@.idem__citus_clean_node(rows_max int8, cutoff timestamptz)
+RETURNS int8
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	-- Their unsettled claims are kept.
+	unknown_scopes constant text[] := ARRAY(SELECT p.scope FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown');
+	shard text;
+	chunk int8;
+	rows_deleted int8 := 0;
+BEGIN
+	FOR shard IN
+		SELECT shard_name(s.logicalrelid, s.shardid)
+		FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
+		WHERE s.logicalrelid = '@extschema@.idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
+		ORDER BY random()
+	LOOP
+		EXECUTE pg_catalog.format('DELETE FROM %1$s WHERE ctid = ANY (ARRAY(
+				SELECT e.ctid FROM %1$s AS e
+				WHERE e.expires_at <= $1 AND NOT (e.state::text = ''in_progress''
+					AND (e.lease_until > clock_timestamp() OR e.scope = ANY ($2)))
+				ORDER BY e.expires_at LIMIT $3
+				FOR UPDATE SKIP LOCKED))', shard)
+		USING cutoff, unknown_scopes, least(rows_max - rows_deleted, 5000);
+		GET DIAGNOSTICS chunk = ROW_COUNT;
+		rows_deleted := rows_deleted + chunk;
+		EXIT WHEN rows_deleted >= rows_max OR clock_timestamp() > begun + interval '1 second';
+	END LOOP;
+	RETURN rows_deleted;
+END
+$$;
+
+-- Has each node clean a batch, without a low-water mark.  A node that does not answer is
+-- skipped: the others must be cleaned all the same.
+CREATE FUNCTION @extschema@.idem__citus_clean(rows_max int8, start timestamptz, cutoff timestamptz,
+	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	node record;
+BEGIN
+	IF NOT citus_is_coordinator() THEN
+		PERFORM @extschema@.idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
+	END IF;
+	rows_deleted := 0;
+	FOR node IN
+		SELECT n.nodeid, n.success, n.result
+		FROM run_command_on_all_nodes(pg_catalog.format(
+			'SELECT %s.idem__citus_clean_node(%s::pg_catalog.int8, %L::pg_catalog.timestamptz)', '@extschema@', rows_max, cutoff)) AS n
+	LOOP
+		IF node.success THEN
+			rows_deleted := rows_deleted + node.result::int8;
+		ELSE
+			RAISE WARNING 'node % was not cleaned: %', node.nodeid, node.result;
+		END IF;
+	END LOOP;
+	-- A node with many shards stops before it has removed rows_max rows.
+	more := rows_deleted > 0;
+	next_start := start;
+END
+$$;
+
+-- ----- distributing -----
+
+-- Makes our functions on all nodes.
+CREATE FUNCTION @extschema@.idem__citus_share_functions()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	FOR routine IN
+		SELECT p.oid::regprocedure AS name, NOT p.proname ^@ 'idem__' AND p.proargnames[1] = 'user_id' AS is_of_user
+		FROM pg_proc AS p
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.prokind = 'f'
+			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+	LOOP
+		IF routine.is_of_user THEN
+			-- Citus sends a call to the user's shard, but not from a transaction block
+			-- (force_delegation): there a claim is a write of the block like any other.
+			PERFORM create_distributed_function(routine.name, 'user_id', '@extschema@.idem_claims', false);
+		ELSE
+			-- Citus makes a function on all nodes when its definition is run again.
+			-- create_distributed_function() would have the nodes check a body that relies on
+			-- its caller's search_path.
+			EXECUTE pg_get_functiondef(routine.name);
+		END IF;
+	END LOOP;
+END
+$$;
+
+-- Takes away what the nodes have granted by themselves.  Where Citus makes a function,
+-- PUBLIC may call it, and the default privileges of the node apply.  REVOKE and GRANT are
+-- sent to all nodes.
+CREATE FUNCTION @extschema@.idem__citus_share_rights()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	owner constant oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass);
+	object record;
+BEGIN
+	FOR object IN
+		SELECT o.name,
+			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(o.acl) AS a WHERE a.grantee <> 0) AS granted_to,
+			(SELECT string_agg(DISTINCT ', ' || a.grantee::regrole::text, '')
+				FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a
+				WHERE a.grantee <> 0 AND a.grantee NOT IN (SELECT g.grantee FROM aclexplode(o.acl) AS g)) AS others
+		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), p.prokind = 'f'
+				FROM pg_proc AS p
+				WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner
+				UNION ALL SELECT 'TABLE ' || c.oid::regclass, coalesce(c.relacl, acldefault('r', c.relowner)), true
+				FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings',
+					'@extschema@.idem_scopes', '@extschema@.idem_secret', '@extschema@.idem_token_source']::regclass[])) AS o (name, acl, shared)
+		WHERE o.shared
+	LOOP
+		EXECUTE format('REVOKE ALL ON %s FROM PUBLIC%s', object.name, object.others);
+		IF object.name LIKE 'ROUTINE%' AND object.granted_to IS NOT NULL THEN
+			EXECUTE format('GRANT EXECUTE ON %s TO %s', object.name, object.granted_to);
+		END IF;
+	END LOOP;
+END
+$$;
+
+-- A claim and its work are one local transaction only if the user id has the same type and
+-- collation in both tables.
+CREATE FUNCTION @extschema@.idem__citus_match_column(colocate_with regclass)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	shard_column record;
+BEGIN
+	SELECT a.atttypid::regtype AS type, a.attcollation::regcollation AS "collation" INTO shard_column
+	FROM pg_dist_partition AS d JOIN pg_attribute AS a ON a.attrelid = d.logicalrelid
+		AND a.attname = column_to_column_name(d.logicalrelid, d.partkey)
+	WHERE d.logicalrelid = colocate_with AND d.partmethod = 'h';
+	IF NOT FOUND THEN
+		PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "%s" is not distributed by a column', colocate_with),
+			'Distribute it by its user''s id first: SELECT create_distributed_table(...).');
+	ELSIF shard_column.type <> 'text'::regtype THEN
+		PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
+				colocate_with, shard_column.type),
+			'Distribute it by a text, or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
+	END IF;
+	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+	EXECUTE pg_catalog.format('ALTER TYPE %s.idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+END
+$$;
+
+-- Puts the functions of this file in the place of those of sql/idem-portable.sql.
+CREATE FUNCTION @extschema@.idem__citus_replace_functions()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	DROP FUNCTION @extschema@.idem__policy(text), @extschema@.idem__latest_row(@extschema@.idem__key),
+		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
+		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
+	ALTER FUNCTION @extschema@.idem__citus_policy(text) RENAME TO idem__policy;
+	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
+	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
+	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;
+	ALTER FUNCTION @extschema@.idem__citus_keep_fence(@extschema@.idem__key, int8) RENAME TO idem__keep_fence;
+	ALTER FUNCTION @extschema@.idem__citus_clean(int8, timestamptz, timestamptz) RENAME TO idem__clean;
+
+	-- Citus accepts only an immutable function of a column in the WHERE of an update.
+	ALTER FUNCTION @extschema@.idem__is_ours(xid) IMMUTABLE;
+	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+		SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem__citus_draw_token() SET citus.allow_nested_distributed_execution = on;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem_distribute(colocate_with regclass DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET client_min_messages = warning
+SET check_function_bodies = off
+AS $$
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+		PERFORM @extschema@.idem__raise('0A000', 'extension "citus" is not installed in this database',
+			'Create it on all nodes of a Citus cluster. On one server there is nothing to distribute.');
+	ELSIF NOT citus_is_coordinator() OR NOT EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) THEN
+		PERFORM @extschema@.idem__raise('55000', 'this is not a coordinator that all nodes know',
+			'Call idem_distribute() on the coordinator, after SELECT citus_set_coordinator_host(...).');
+	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = '@extschema@.idem_claims'::regclass) THEN
+		IF colocate_with IS NOT NULL THEN
+			PERFORM @extschema@.idem__raise('42710', 'table "idem_claims" is distributed already',
+				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
+		END IF;
+		PERFORM replicate_reference_tables('block_writes'), @extschema@.idem__citus_share_rights();
+		RETURN;
+	END IF;
+
+	IF colocate_with IS NOT NULL THEN
+		PERFORM @extschema@.idem__citus_match_column(colocate_with);
+	END IF;
+
+	-- Otherwise Citus refuses to make tables and functions in one transaction.
+	PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
+	-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
+	-- a distributed idem_settings has one row, which is updated and not replaced.
+	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
+	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
+	PERFORM create_distributed_table('@extschema@.idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
+		create_reference_table('@extschema@.idem_settings'),
+		create_reference_table('@extschema@.idem_secret'),
+		create_reference_table('@extschema@.idem_scopes');
+	PERFORM truncate_local_data_after_distributing_table(t.name)
+	FROM unnest(ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_secret',
+		'@extschema@.idem_scopes']::regclass[]) AS t (name);
+
+	-- The default makes the sequence known to all nodes, which have to parse its name.
+	-- sql/idem-move.sql tells by this table that idem is distributed.
+	CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
+	INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
+	PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
+
+	PERFORM @extschema@.idem__citus_replace_functions(), @extschema@.idem__citus_share_functions(),
+		@extschema@.idem__citus_share_rights();
+
+	-- Citus calls triggers of replicas unsafe, since they could write to other nodes; this
+	-- one writes nothing.
+	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
+	CREATE TRIGGER idem_scopes_guard
+	BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_distribute(regclass) IS
+'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id';
+
+-- Revokes what PUBLIC and the grantees of default privileges got with these functions.
+DO $block$
+DECLARE
+	object record;
+BEGIN
+	FOR object IN
+		SELECT p.oid::regprocedure AS name, CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+		FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND (p.proname ^@ 'idem__citus_' OR p.proname = 'idem_distribute')
+			AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user) AND a.grantee <> p.proowner
+		GROUP BY 1, 2
+	LOOP
+		EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s CASCADE', object.name, object.grantee);
+	END LOOP;
+END
+$block$;
+
+$script$, '@extschema@', quote_ident(:'schema')) AS script
+\gexec
+
+COMMIT;
