@@ -129,7 +129,7 @@ LANGUAGE plpgsql STABLE ROWS 1
 AS $$
 BEGIN
 	RETURN QUERY SELECT c.* FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1;
 END
 $$;
@@ -167,7 +167,7 @@ BEGIN
 	IF node_token IS NOT NULL THEN
 		drawn := @extschema@.idem__citus_draw_token();
 		UPDATE @extschema@.idem_claims AS c SET token = drawn
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND c.token = node_token;
 	END IF;
 	RETURN drawn;
@@ -180,7 +180,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
 	UPDATE @extschema@.idem_claims AS c SET token = holder_token
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
 	RETURN true;
 END
 $$;

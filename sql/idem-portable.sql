@@ -205,6 +205,13 @@ CREATE TYPE @extschema@.idem__key AS (
 	scope text COLLATE "C"
 );
 
+-- Whether a row of idem_claims, of which this gets three columns, is that of the key.  The
+-- planner inlines it, and then finds the primary key.
+CREATE FUNCTION @extschema@.idem__has_key(user_id text, request_id text, scope text, key @extschema@.idem__key)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT user_id = (key).user_id AND request_id = (key).request_id AND scope = (key).scope $$;
+
 CREATE TYPE @extschema@.idem__answer AS (
 	outcome @extschema@.idem_outcome,
 	result jsonb,
@@ -976,7 +983,7 @@ BEGIN
 		RETURN false;
 	END IF;
 	RETURN EXISTS (SELECT FROM @extschema@.idem_claims AS c
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND @extschema@.idem__is_ours(c.xmin));
 END
 $$;
@@ -1146,10 +1153,10 @@ DECLARE
 BEGIN
 	PERFORM set_config('lock_timeout', '1', true);
 	PERFORM FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
 	is_there := FOUND;
 	PERFORM FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	FOR KEY SHARE SKIP LOCKED;
 	is_free := FOUND;
 	RAISE SQLSTATE 'ID001';		-- gives the lock back
@@ -1297,7 +1304,7 @@ BEGIN
 			IF lease IS NOT NULL AND NOT has_looked THEN
 				has_looked := true;
 				only_waiting := EXISTS (SELECT FROM @extschema@.idem_claims AS c
-					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope);
+					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key));
 			END IF;
 			IF lease IS NOT NULL AND NOT only_waiting THEN
 				PERFORM @extschema@.idem__lock_key(key);
@@ -1324,14 +1331,14 @@ BEGIN
 				IF outcome = 'stale' THEN
 					-- The row is rolled back; under SERIALIZABLE the answer is a read of the absence.
 					PERFORM FROM @extschema@.idem_claims AS c
-					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope;
+					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
 				END IF;
 			ELSE
 				inserting := false;
 				SELECT c.xmin AS version, @extschema@.idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
 					c.lease_until, c.fingerprint, c.result, c.progress
 				INTO seen FROM @extschema@.idem_claims AS c
-				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 				ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
 				IF NOT FOUND THEN
 					RAISE SQLSTATE 'ID001';		-- removed since: look again
@@ -1372,7 +1379,7 @@ BEGIN
 				END IF;
 				IF outcome = 'claimed' THEN
 					PERFORM FROM @extschema@.idem_claims AS c
-					WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 						AND c.xmin = seen.version
 					FOR NO KEY UPDATE;
 					IF NOT FOUND THEN
@@ -1420,7 +1427,7 @@ BEGIN
 					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
 						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
 					progress = coalesce(answer.progress, claim.progress)
-				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 					AND (NOT is_ours OR @extschema@.idem__is_ours(c.xmin));
 			END IF;
 			ignored := set_config('lock_timeout', caller_timeout, true);
@@ -1634,7 +1641,7 @@ BEGIN
 		-- Mostly nobody is in the way.
 		IF NOT keeps_snapshot THEN
 			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
-			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			FOR NO KEY UPDATE SKIP LOCKED;
 			IF FOUND THEN
 				RETURN locked;
@@ -1656,11 +1663,11 @@ BEGIN
 			END IF;
 
 			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
-			WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 				AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 			IF FOUND AND (idem__lock_row.token IS NULL OR locked.token IS NOT DISTINCT FROM idem__lock_row.token) THEN
 				SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
-				WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 					AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin))
 				FOR NO KEY UPDATE;
 			END IF;
@@ -1761,7 +1768,7 @@ BEGIN
 		END;
 	ELSE
 		SELECT c.* INTO was FROM @extschema@.idem_claims AS c
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND @extschema@.idem__is_ours(c.xmin);
 		IF NOT FOUND THEN
 			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
@@ -1783,7 +1790,7 @@ BEGIN
 	-- Completing a marker as a marker needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
 		UPDATE @extschema@.idem_claims AS c SET state = new_state::@extschema@.idem_state, result = new_result, expires_at = new_expires_at
-		WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	END IF;
 	PERFORM @extschema@.idem__note_settled(key, new_result);
@@ -1892,7 +1899,7 @@ BEGIN
 	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz);
 	UPDATE @extschema@.idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
 		expires_at = greatest(c.expires_at, remembered_until)
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	PERFORM @extschema@.idem__note_settled(key, result), @extschema@.idem__commit_synchronously();
 	RETURN true;
@@ -1919,7 +1926,7 @@ BEGIN
 		RETURN false;
 	END IF;
 	DELETE FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	PERFORM @extschema@.idem__note_dropped(key);
 	IF was.token IS NOT NULL THEN
@@ -1957,7 +1964,7 @@ BEGIN
 	until := clock_timestamp() + coalesce(length, policy.lease);
 	UPDATE @extschema@.idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, @extschema@.idem__whole_second(until)),
 		progress = coalesce(idem_extend.progress, c.progress)
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	-- Progress tells of what was made elsewhere: a crash must not lose it.
 	IF idem_extend.progress IS NOT NULL THEN
@@ -1987,7 +1994,7 @@ BEGIN
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
 	DELETE FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
 	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
 	RETURN true;
@@ -2097,7 +2104,7 @@ RETURNS SETOF @extschema@.idem_claims
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT c.* FROM @extschema@.idem_claims AS c
-	WHERE c.user_id = (key).user_id AND c.request_id = (key).request_id AND c.scope = (key).scope
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1
 $$;
 
