@@ -1,5 +1,5 @@
 /*
- * Moves idem in one database from one edition to another, in the schema where it is:
+ * Moves idem in one database from one edition to another, within its schema:
  *
  *		psql -v schema=idem -v to=idem -f sql/idem-move.sql
  *
@@ -7,32 +7,34 @@
  *		idem_portable	the portable edition, as an extension
  *		portable		the portable edition, from the file idem-portable.sql beside this one
  *
- * schema: default public.  Run it as the owner of what is there.
+ * schema: default public.  Run it as the owner of the edition that is installed.
  *
- * Claims, scopes, tokens and rights are kept.  A scope with key_time = uuidv7 appears anew,
- * so its guarded_since becomes the time of the move and a minute: ids from before that are
- * stale, unless they have a row.  Settings become columns of idem_settings; the other way
- * they are compared, since only postgresql.conf can hold them, and the move is refused while
- * they differ.  Statistics begin anew.
+ * It keeps claims, scopes, tokens and rights.  A scope with key_time = uuidv7 is inserted
+ * anew, so its guarded_since becomes the time of the move plus a minute: older ids without a
+ * row are stale.  Settings become columns of idem_settings.  In the other direction only
+ * postgresql.conf can hold them: the move compares them, and is refused while they differ.
+ * Statistics start from zero.
  *
- * Rights: a role that has all that idem_grant() gives as 'app' or 'operator' is given that
- * by idem_grant() again; any other right is granted by itself.  A WARNING names those that
- * the other edition does not have.  Indexes, triggers or columns of your own on idem's
- * tables are to be made again, and their places in publications.  Objects of yours must not
- * begin with idem_.
+ * Rights: a role that has everything that idem_grant() gives as 'app' or 'operator' gets that
+ * set again by idem_grant(); every other right is granted singly.  A WARNING names each right
+ * that the other edition does not have.  Create your own indexes, triggers and columns on
+ * idem's tables again, and add the tables to your publications again.  No object of yours may
+ * have a name that begins with idem_.
  *
- * It is refused while roles other than you and superusers can create objects in the schema,
- * or own functions, operators or types in it: also the owner of the schema.
+ * It is refused while a role other than you and superusers can create objects in the schema,
+ * or owns functions, operators or types in it; the owner of the schema is such a role.  It is
+ * refused if idem is distributed over a Citus cluster.  Functions of sql/idem-citus.sql are
+ * dropped: load that file again after moving back.
  *
- * It is one transaction: if it fails, nothing has changed.  It fails where objects of
- * yours (a view, say) depend on idem's, and names them.
+ * It is one transaction: if it fails, nothing has changed.  It fails if objects of yours (a
+ * view, say) depend on idem's, and names them.
  *
- * It may run under load.  It waits for the transactions that use idem, at most for
- * lock_timeout, and claims wait for it; a deadlock with one (40P01) is possible, and leaves
- * all as it was: run it again.  A call that it catches on the way may raise an error of
- * any SQLSTATE; its transaction is rolled back, and is to be retried like any.  A session
- * that has used idem's types before (a prepared statement, a variable of type
- * idem_outcome) may go on failing: have clients reconnect afterwards, poolers too.
+ * It can run under load.  It waits for the transactions that use idem, for lock_timeout at
+ * most, while claims wait for it.  A deadlock with such a transaction (40P01) is possible, and
+ * changes nothing: run the move again.  A call that runs during the move can raise an error of
+ * any SQLSTATE; its transaction is rolled back, and the client retries it as usual.  A session
+ * that used idem's types before (in a prepared statement, or a variable of type
+ * idem_outcome) may keep failing: have clients and poolers reconnect after the move.
  */
 
 \set ON_ERROR_STOP on
@@ -46,15 +48,16 @@
 \set to ''
 \endif
 
--- What it copies is what is there once it has the locks, not what was there before.
+-- READ COMMITTED: each copy is made after the locks were taken, and has to see all that was
+-- committed until then.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL client_min_messages = warning;
-SET LOCAL row_security = off;				-- an error, rather than rows that are left behind
+SET LOCAL row_security = off;				-- raise an error rather than leave rows behind
 
 -- ----- whether it can be moved -----
 
--- With pg_catalog alone, here and below: an operator in the schema could match better than
--- the system's.
+-- No other schema may be in the search_path, here and below: an operator in it could match
+-- better than the one in pg_catalog.
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL standard_conforming_strings = on;
 SELECT set_config('idem_move.schema', :'schema', true) AS ignored, set_config('idem_move.to', :'to', true) AS ignored
@@ -107,14 +110,14 @@ BEGIN
 END
 $block$;
 
--- As in sql/idem-portable.sql.  Done again when the locks are there: a transaction that was
--- open before, and was waited for, can have made objects.
+-- The checks of sql/idem-portable.sql.  They are repeated once the locks are taken: a
+-- transaction that we waited for may have created objects.
 SELECT $check$
 DO $block$
 DECLARE
 	schema_name constant text := current_setting('idem_move.schema');
 	owner constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
-	strangers oid[];				-- roles that are not trusted like the mover
+	strangers oid[];				-- neither superusers nor the mover, nor members of those
 	others text;
 BEGIN
 	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
@@ -139,7 +142,7 @@ BEGIN
 			WHERE o.oprnamespace = quote_ident(schema_name)::regnamespace AND o.oprowner = ANY (strangers)
 			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 			WHERE t.typnamespace = quote_ident(schema_name)::regnamespace AND t.typowner = ANY (strangers)
-				AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- no row types of tables
+				AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- skip row types of tables
 			ORDER BY 1 LIMIT 10) AS o (name);
 	IF others IS NOT NULL THEN
 		RAISE EXCEPTION 'others own objects in schema %: %', quote_ident(schema_name), others
@@ -155,11 +158,12 @@ $check$ AS check_schema
 
 -- ----- what is kept -----
 
--- @extschema@ becomes the schema, since psql puts no variable into a block.
+-- replace() puts the schema in for @extschema@: psql expands no variable inside a DO block.
 SELECT replace($script$
 
--- In the order in which claims take them: in the portable edition one has read its policy
--- when it gets at the claims.  A token is drawn before that there, and after it in C.
+-- Lock in the order in which claims lock: otherwise this deadlocks with them.  A claim of the
+-- portable edition draws its token, reads its policy, and then gets at the claims.  The C
+-- edition draws the token last.
 DO $block$
 BEGIN
 	IF current_setting('idem_move.source') = 'idem' THEN
@@ -167,11 +171,11 @@ BEGIN
 	ELSE
 		LOOP
 			BEGIN
-				ALTER SEQUENCE @extschema@.idem_token_seq OWNED BY NONE;	-- which locks it
+				ALTER SEQUENCE @extschema@.idem_token_seq OWNED BY NONE;	-- only to lock it
 				LOCK TABLE @extschema@.idem_settings, @extschema@.idem_scopes, @extschema@.idem_claims IN ACCESS EXCLUSIVE MODE;
 				EXIT;
 			EXCEPTION WHEN deadlock_detected THEN
-				NULL;		-- the locks are given back: a settlement takes them in another order
+				NULL;		-- Locks released: a settlement takes them in another order.
 			END;
 		END LOOP;
 	END IF;
@@ -185,8 +189,8 @@ $script$, '@extschema@', quote_ident(:'schema'))
 
 SELECT replace($script$
 
--- Each call is of the exact types (see sql/idem-portable.sql): others' functions cannot
--- match better, also those that are committed after the check.
+-- Each call passes exactly the declared types (see sql/idem-portable.sql): no function of
+-- another role can match better, not even one that was committed after the check.
 DO $block$
 BEGIN
 	IF current_setting('idem_move.source') = 'idem' THEN
@@ -211,7 +215,7 @@ CREATE TEMPORARY TABLE idem_moved_claims ON COMMIT DROP AS
 CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE @extschema@.idem_scopes;
 CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM @extschema@.idem_token_seq;
 
--- Each right of others, but those that are given at the installation
+-- Every right of another role, except those that the installation grants.
 CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 	SELECT o.kind, o.object, o.name, o.attribute, a.privilege_type AS privilege, a.grantee, a.is_grantable
 	FROM (SELECT 'ROUTINE', p.oid::regprocedure::text, p.proname::text, NULL::text, p.proacl, p.proowner
@@ -226,9 +230,9 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 	WHERE o.name LIKE 'idem\_%' AND a.grantee <> o.owner AND a.grantee <> 'pg_monitor'::regrole
 		AND a.grantee <> (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
 
--- Who has each right of a set of idem_grant(): otherwise idem_grant() would give back what
--- was revoked.  Of the routines, those of the edition that is here; of the tables, those of
--- both editions, as far as they are here
+-- The roles that have every right of a set of idem_grant().  For a role that lacks one,
+-- idem_grant() would give back what was revoked.  A right counts if its object is installed
+-- here; the lists name the objects of both editions.
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
 		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
@@ -283,7 +287,7 @@ BEGIN
 	DROP VIEW @extschema@.idem_stat_cleanup;
 	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
 	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
-	-- In one command, in which what depends on each other goes together
+	-- One command, so that functions that depend on each other are dropped together.
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = '@extschema@'::regnamespace
@@ -385,7 +389,7 @@ BEGIN
 				is_there := false;
 			END;
 		END IF;
-		-- What an operator has for one edition only is part of idem_grant().
+		-- No WARNING for a right that idem_grant() gives an operator in one edition only.
 		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings)') THEN
 			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
 				USING HINT = 'The other edition does not have it, or you cannot grant it there.';

@@ -4,74 +4,81 @@
  * For servers on which no C can be installed.  Needs PostgreSQL 15 or later and no
  * superuser:
  *
- *		psql -f sql/idem-portable.sql -v schema=idem
+ *		psql -v schema=idem -f sql/idem-portable.sql
  *
- * installs it into a schema that exists (default: public), in one transaction.  The
- * objects belong to the installer; if that is a superuser and the owner of the schema is
- * not, to the owner of the schema.  The schema cannot be renamed afterwards.  The same file
- * makes the extension idem_portable (see the Makefile).  Functions, outcomes, SQLSTATEs and
- * tables are those of the C edition, so that callers do not change when they move to it.
+ * installs it into an existing schema (default: public), in one transaction.  The objects
+ * belong to the installer.  If the installer is a superuser and the owner of the schema is
+ * not, they belong to the owner of the schema.  The schema cannot be renamed afterwards.
+ * The Makefile makes the extension idem_portable of this file.  Functions, outcomes,
+ * SQLSTATEs and tables are those of the C edition: callers do not change when they move to
+ * it.  sql/idem-citus.sql, loaded after this file, distributes the claims over a Citus
+ * cluster.
  *
- * What this edition cannot give:
+ * Limits of this edition:
  *
- * - There is no worker.  Have pg_cron, or a timer of a client, clean up:
+ * - It has no worker.  pg_cron, or a timer of a client, must clean up:
  *		SELECT cron.schedule('idem', '10 seconds', 'CALL idem.idem_cleanup_all()');
- * - Whoever waits for a lease looks again after pauses of up to 100 ms.
- * - A wait for a transaction is bounded by lock_timeout, so that a claim is made in a
- *	 subtransaction: waiters see a ROLLBACK TO of the holder up to two seconds late
- *	 (deadlock_timeout and a second), and many claims in one transaction, of a batch
- *	 too, slow down other sessions' snapshots once there are more than 64 of them.
- * - Whoever does not want to wait does so for a transaction that has removed the request
- *	 and claimed it again: only the removal can be seen.
+ * - A waiter for a lease polls, with pauses of up to 100 ms.
+ * - lock_timeout bounds a wait for a transaction, and ends it with an error.  So each claim
+ *	 runs in a subtransaction.  Waiters notice a ROLLBACK TO of the holder up to
+ *	 deadlock_timeout plus a second late.  More than 64 claims in one transaction, of a batch
+ *	 too, slow down the snapshots of other sessions.
+ * - A claim with wait => '0' waits for a transaction that has removed the request and has
+ *	 claimed it again: only the removal is visible.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
- *	 for the transactions that have claimed, and not only for other changes of idem_scopes.
- * - In REPEATABLE READ and SERIALIZABLE the policy is that of the snapshot.  Let no such
- *	 transaction run when uuidv7 is switched on, or a ttl grows under it.
- * - There idem_cleanup() removes what the snapshot sees expired, or raises 40001; and a
- *	 claim that does not want to wait does not wait for the removal of a row that is newer
- *	 than the snapshot: it is answered with in_progress.
- * - In SERIALIZABLE what was read of claims counts among read/write dependencies.
- * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do
- *	 not exist.  The settings idem.ttl, idem.lease, idem.lease_max,
- *	 idem.result_max_bytes and idem.cleanup_batch_size are columns of the table idem_settings.
+ *	 for every transaction that has claimed, and for other changes of idem_scopes.
+ * - REPEATABLE READ and SERIALIZABLE take the policy from their snapshot.  Let no such
+ *	 transaction run while uuidv7 is switched on, or a ttl grows under it.
+ * - In these levels idem_cleanup() removes what the snapshot sees as expired, or raises
+ *	 40001.  A claim with wait => '0' answers in_progress if a row newer than the snapshot is
+ *	 being removed; elsewhere it waits for the removal.
+ * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
+ * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do not
+ *	 exist.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes and
+ *	 idem.cleanup_batch_size are columns of the table idem_settings.
  * - It is slower, by an order of magnitude.
  *
- * What the C edition cannot give: idem_distribute() distributes it over a Citus cluster.
- *
  * How to read it.  Functions with two underscores are internal.  The protocol is
- * idem__claim_key(); how a key ends is idem__settle(); all else serves these two.
+ * idem__claim_key().  idem__settle() ends a key.  Everything else serves these two.
  *
- * How it is written.  @extschema@ is the schema of the installation: psql puts it in below,
- * CREATE EXTENSION by itself.  No string has a backslash, but for those that begin with E:
- * a session keeps how it has first read a function, and may have begun with
- * standard_conforming_strings = off.  Any other client can run what stands between the lines
- * "psql only" as one query, with the quoted name of the schema in its place.
+ * How it is written.
+ *
+ * - @extschema@ stands for the schema of the installation.  psql replaces it below; CREATE
+ *	 EXTENSION does so by itself.
+ * - No string contains a backslash, except those that begin with E.  A session keeps a
+ *	 function as it first parsed it, and it may have done so with standard_conforming_strings
+ *	 = off.
+ * - Any other client can run the text between the lines marked "psql only" as one query,
+ *	 once @extschema@ is replaced by the quoted name of the schema.
+ * - sql/idem-citus.sql replaces the functions that say so.  Citus can plan the others
+ *	 because each query of idem_claims names the user, and no update of idem_claims calls a
+ *	 volatile function.
  *
  * Security.
  *
  * - Callers need no right on the tables: the functions run as their owner (SECURITY
  *	 DEFINER).  Nothing is granted to PUBLIC, nor to the grantees of default privileges.
- * - No name is found where others can put an object: functions that can be called from
- *	 outside, and triggers, have the search_path pg_catalog, pg_temp, and every name of
- *	 ours is qualified.  Internal functions can be executed by the owner only; they run
- *	 under the search_path of the function that calls them, and have none of their own,
- *	 which would cost a microsecond or two, and keep SQL functions from being inlined.
- *	 idem_cleanup_all() commits, and so cannot have one either: all in it is qualified.
- * - It is not installed where a role other than a superuser or the owner-to-be can create
- *	 objects in the schema, or has its own functions, operators or types there.
- * - A role can get an object into the schema later: it is allowed to create there, or a
- *	 transaction of its that was open at the installation commits.  Its functions are not
- *	 called, though they may have the names of ours: each call in this file passes all
- *	 arguments, in exactly the types that ours declares, and PostgreSQL then takes no other
- *	 function.  (A string literal is left without a type only where ours declares text, which
- *	 a literal prefers.)  An untyped NULL, an int4 for an int8, or a default that is left out
- *	 would let another function match better, and run as our owner.  The owner of the
- *	 schema, and the owner of the database, can drop idem.
- * - A role that is granted TRIGGER on one of our tables (GRANT ALL ON ALL TABLES does so)
- *	 has its trigger run as our owner.  Grant by idem_grant().
+ * - No name is looked up where others can put an object.  Public functions and triggers have
+ *	 the search_path pg_catalog, pg_temp, and qualify every name of ours.  Internal functions
+ *	 can be executed by the owner only, and run under the search_path of the function that
+ *	 calls them.  One of their own would cost a microsecond or two, and would keep SQL
+ *	 functions from being inlined.  idem_cleanup_all() commits, so it cannot have a
+ *	 search_path: it qualifies every name.
+ * - The installation is refused if a role can create objects in the schema, or owns
+ *	 functions, operators or types in it, unless that role is a superuser or the owner-to-be.
+ * - A role can still get an object into the schema later: somebody grants it CREATE, or a
+ *	 transaction commits that was open during the installation.  We never call such a
+ *	 function, even if it has the name of one of ours: each call in this file passes all
+ *	 arguments, in exactly the declared types, and PostgreSQL then prefers our function.  (A
+ *	 string literal has no type where we declare text, which literals prefer.)  An untyped
+ *	 NULL, an int4 for an int8, or a default left out would let another function match
+ *	 better, and run as our owner.
+ * - The owner of the schema and the owner of the database can drop idem.
+ * - A trigger on one of our tables runs as our owner.  GRANT ALL ON ALL TABLES gives the
+ *	 right to create one (TRIGGER).  Grant by idem_grant() instead.
  * - idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with the rights of
- *	 their caller.  A superuser who does not trust the owner of idem calls none of them, and
- *	 does not write its tables.
+ *	 their caller.  A superuser who does not trust the owner of idem must not call them, and
+ *	 must not write its tables.
  */
 
 \set ON_ERROR_STOP on
@@ -85,14 +92,14 @@ BEGIN;										-- psql only
 \endif
 SET LOCAL search_path = pg_catalog, pg_temp;	-- psql only
 SET LOCAL standard_conforming_strings = on;	-- psql only
--- Its name gets into function bodies.  CREATE EXTENSION refuses the same characters.
+-- The name is pasted into function bodies.  CREATE EXTENSION refuses the same characters.
 SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '["$''\\]' -- psql only
 \gexec
 SELECT replace($script$						-- psql only
 
 -- ----- whether it can be installed -----
 
--- On Citus, all is this node's until idem_distribute().
+-- On Citus, everything stays on this node until idem_distribute().
 SET LOCAL citus.enable_ddl_propagation = off;	-- psql only
 SET LOCAL search_path = pg_catalog, pg_temp;
 
@@ -102,7 +109,7 @@ DECLARE
 	installer constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
 	schema_owner oid;
 	owner oid := installer;			-- of what is made here
-	strangers oid[];				-- roles that are not trusted like the owner
+	strangers oid[];				-- neither superusers nor the owner, nor members of those
 	other text;
 BEGIN
 	SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END INTO schema_owner
@@ -119,7 +126,7 @@ BEGIN
 			DETAIL = 'It is the C edition of the same functions.',
 			HINT = 'Use it, or move it here: sql/idem-move.sql.';
 	END IF;
-	-- Temporary schemas are left out: otherwise every role could block the installation.
+	-- Skip temporary schemas: otherwise every role could block the installation.
 	SELECT format('%I', n.nspname) INTO other
 	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 		JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'idem_claims'
@@ -130,14 +137,14 @@ BEGIN
 			HINT = 'Use that one, or drop it first: two would not know of each other''s claims. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
 	END IF;
 
-	-- The functions run as their owner: not as a superuser in the schema of somebody else,
-	-- who could rename it and exchange what is in it.
+	-- The functions run as their owner.  In a schema of somebody else that must not be a
+	-- superuser: the owner of the schema could rename it, and put another one in its place.
 	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer)
 		AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = schema_owner) THEN
 		owner := schema_owner;
 	END IF;
 
-	-- sql/idem-move.sql has the same two checks.
+	-- sql/idem-move.sql makes the same two checks.
 	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
 		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
 	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO other
@@ -158,7 +165,7 @@ BEGIN
 			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o WHERE o.oprnamespace = schema AND o.oprowner = ANY (strangers)
 			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 				WHERE t.typnamespace = schema AND t.typowner = ANY (strangers)
-					AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- no row types of tables
+					AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- skip row types of tables
 			ORDER BY 1 LIMIT 10) AS o (name);
 	IF other IS NOT NULL THEN
 		RAISE EXCEPTION 'others own objects in schema %: %', schema, other
@@ -197,8 +204,8 @@ CREATE TYPE @extschema@.idem_outcome AS ENUM (
 
 COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
 
--- Collation "C" as in the table: a caller's own collation must not get into a
--- comparison.
+-- Collation "C" as in the table: otherwise a collation of the caller could decide which
+-- keys are equal.
 CREATE TYPE @extschema@.idem__key AS (
 	user_id text COLLATE "C",
 	request_id text COLLATE "C",
@@ -223,7 +230,7 @@ CREATE TYPE @extschema@.idem__answer AS (
 
 -- ----- claims -----
 
--- The table of the C edition, see there.
+-- The same table as in the C edition: sql/idem--1.0.sql explains it.
 CREATE TABLE @extschema@.idem_claims (
 	expires_at timestamptz NOT NULL,
 	lease_until timestamptz,
@@ -258,8 +265,9 @@ COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- policy -----
 
--- What a claim promises is the operator's to set.  Anybody may set a custom setting,
--- so these are in a table: of one row, which a new one replaces (a restored one).
+-- Only an operator may set what a claim promises, but anybody may change a custom setting.
+-- So the settings are a table.  It has one row; an INSERT, by a restored dump say, replaces
+-- it.
 CREATE TABLE @extschema@.idem_settings (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	ttl interval NOT NULL DEFAULT '1 hour' CHECK (
@@ -354,7 +362,8 @@ COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the r
 COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
 COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then are stale unless they have a row; kept by a trigger';
 
--- A day has 24 hours: added as days, it would have 23 or 25 where the clock changes.
+-- Turns days into 24 hours each.  Added as a day, an interval would have 23 or 25 hours
+-- where the clock changes.
 CREATE FUNCTION @extschema@.idem__without_days(length interval)
 RETURNS interval
 LANGUAGE sql IMMUTABLE
@@ -398,19 +407,20 @@ $$;
 
 -- ----- an unknown past is stale -----
 
--- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl,
--- since a claim of it would still be remembered.  That holds for claims that were made
--- under this policy.  So guarded_since is moved when a row with uuidv7 appears, when
--- uuidv7 is switched on, and when the ttl grows under it: keys up to then are stale if
--- they have no row.  A key's own time can be a minute ahead of its claim: hence the
--- minute.  Nothing that a user writes into guarded_since counts, also where a dump is
--- restored: what was promised elsewhere is not known here.
+-- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl: an
+-- earlier claim of it would still have a row.  That holds only for claims made under this
+-- policy.  So guarded_since moves when a row with uuidv7 appears, when uuidv7 is switched
+-- on, and when the ttl grows under it.  A key from before guarded_since that has no row is
+-- stale.  A key's own time can be a minute ahead of its claim, so guarded_since is a minute
+-- after the change.  A value that a user writes into guarded_since is ignored, also in a
+-- restored dump: this database does not know what another one has promised.
 --
--- The lock waits for the transactions that have claimed, and keeps new claims away until
--- the change commits (see idem__claim_key()): so no claim under the old policy is later
--- than the guard.
+-- The guard's lock waits for every transaction that has claimed, and holds new claims back
+-- until the change commits (see idem__claim_key()).  So every claim under the old policy was
+-- made before guarded_since.
 --
--- It runs with the rights of the role that changes the row, so it calls nothing of ours.
+-- The trigger runs with the rights of the role that changes the row, so it calls none of
+-- our functions.
 CREATE FUNCTION @extschema@.idem_scopes_guard()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -468,7 +478,7 @@ $$;
 
 COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
 
--- Not on a subscriber, which receives the publisher's guard
+-- Not ENABLE ALWAYS: a subscriber must keep the guarded_since of its publisher.
 CREATE TRIGGER idem_scopes_guard
 BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
@@ -544,8 +554,8 @@ BEGIN
 END
 $$;
 
--- The key of the arguments.  A bad id is an error, never a NULL result: an IF would
--- read that as "already done" and lose the request.
+-- Makes the key of the arguments.  A bad id raises an error and never returns NULL: an IF
+-- would read NULL as "already done" and lose the request.
 CREATE FUNCTION @extschema@.idem__key_of(user_id text, request_id text, scope text)
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
@@ -621,7 +631,7 @@ BEGIN
 END
 $$;
 
--- Whether the scope allows a lease that the caller asks for.
+-- Raises ID400 if the caller asks for a longer lease than the scope allows.
 CREATE FUNCTION @extschema@.idem__check_lease_max(key @extschema@.idem__key, lease interval, lease_max interval)
 RETURNS void
 LANGUAGE plpgsql
@@ -635,7 +645,7 @@ BEGIN
 END
 $$;
 
--- The size of a result or progress, without what is saved by compressing it.
+-- Raises ID413 if a result or progress is too large.  The size is taken before compression.
 CREATE FUNCTION @extschema@.idem__check_size(key @extschema@.idem__key, name text, value jsonb, bytes_max int4)
 RETURNS void
 LANGUAGE plpgsql
@@ -663,9 +673,9 @@ BEGIN
 END
 $$;
 
--- The time in a version 7 UUID (RFC 9562, section 5.7) in canonical lower case:
--- another spelling of the same uuid would be another key.  NULL: it is none.  (CASE and
--- not WHERE, since a planner may compute the rest before it looks at that.)
+-- The time in a version 7 UUID (RFC 9562, section 5.7); NULL if the request id is not one in
+-- canonical lower case.  Another spelling of the same uuid would be another key.  (CASE
+-- rather than WHERE: the planner may evaluate the SELECT list before the WHERE.)
 CREATE FUNCTION @extschema@.idem__key_time(key @extschema@.idem__key)
 RETURNS timestamptz
 LANGUAGE sql STABLE
@@ -674,15 +684,15 @@ AS $$
 		to_timestamp((('x' || left((key).request_id, 8) || substr((key).request_id, 10, 4))::bit(48)::int8 / 1000.0)::float8) END
 $$;
 
--- Expiry is in whole seconds, rounded up, so that index entries deduplicate.
+-- Rounds expires_at up to a whole second, so that the entries of its index deduplicate.
 CREATE FUNCTION @extschema@.idem__whole_second(moment timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
 
--- The text whose hash is the fingerprint.  The order of an object's keys is jsonb's
--- own, a function of the keys alone, and numbers lose the zeros that jsonb keeps but
--- does not compare: equal jsonb give equal text, and unequal jsonb different text.
+-- The text whose hash is the fingerprint: equal jsonb give equal text, unequal jsonb
+-- different text.  jsonb orders the keys of an object by the keys alone.  Numbers lose their
+-- trailing zeros, which jsonb stores but does not compare.
 CREATE FUNCTION @extschema@.idem__canonical(parameters jsonb)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -719,33 +729,34 @@ COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 
 -- ----- this transaction's claims -----
 
--- Which keys it holds and has not settled, and what its latest claim call answered:
--- for the short forms (idem_complete(result), idem_result()), and for telling a first
--- settlement from a repeat.  Whether a key is ours is never read here but in its row: a
--- caller who forges this gets at nobody else's request, and one who loses it (RESET ALL)
--- gets an error.
+-- A transaction remembers which keys it holds unsettled, and the answer of its latest claim
+-- call.  The short forms (idem_complete(result), idem_result()) need both, and a settlement
+-- needs the first to tell a repeat.  Whether a key is ours is decided by its row, never by
+-- this memory: a caller who forges it reaches nobody else's request, and a caller who loses
+-- it (RESET ALL) gets an error.
 --
--- It is kept in custom settings that are set as with SET LOCAL: these follow savepoints
--- exactly, and end with the transaction, also with one that is prepared; they are the
--- session's own, and cost a microsecond.  A temporary table would forbid PREPARE; the
--- rows themselves would have to be found among all others, and do not tell a marker
--- that was completed from one that was not.
+-- The memory is in custom settings, set as by SET LOCAL.  They follow savepoints exactly,
+-- end with the transaction, also with a prepared one, belong to the session, and cost a
+-- microsecond.  A temporary table would forbid PREPARE.  The rows themselves would have to
+-- be searched for among all others, and do not tell a completed marker from an open one.
 --
--- Anybody can set them.  So each is signed, with a secret that only the owner can read, for
--- this transaction of this session: a value that is not is ignored, as if it were empty.
--- A transaction is told by its start and, where it had one by then, its id: all those of
--- one message of the simple protocol have the same start.  (Without an id nothing was
--- claimed; so an answer of another transaction of the message can be put back, if it was
--- not "claimed".)  What remains: code in the same transaction can put an older value of that transaction
--- back.  By that it can have its own request settled twice, with two results, or have
--- idem_result() answer with the result of a claim call before the latest.
+-- Anybody can set custom settings.  So each value is signed for this transaction of this
+-- session, with a secret that only the owner can read.  A value with a wrong signature
+-- counts as empty.  The signature names the transaction by its start time and, once it has
+-- one, its id: all transactions of one simple-protocol message have the same start time.
+-- (A transaction without an id has claimed nothing.  So an answer that another transaction
+-- of the message got can be put back only if it was not "claimed".)
 --
---	idem_held.b0 .. b63		unsettled keys, as jsonb {key: time of the claim}.  In 64
---							buckets by the hash of the key, since a setting is written as
---							a whole
+-- What remains: code in the same transaction can put back an older value of that
+-- transaction.  By that it can settle its own request twice, with two results, or make
+-- idem_result() return the result of an earlier claim call.
+--
+--	idem_held.b0 .. b63		unsettled keys, as jsonb {key: time of the claim}; in 64 buckets
+--							by the hash of the key, since each change rewrites a whole
+--							setting
 --	idem_held.latest		outcome and key of the latest claim call, and in a second line
---							its result, as stored so far.  Its row can belong to somebody
---							else by the time that it is asked for, or be gone
+--							its result as stored so far; the row may be gone, or belong to
+--							somebody else, by the time the caller asks for it
 
 CREATE TABLE @extschema@.idem_secret (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -754,16 +765,17 @@ CREATE TABLE @extschema@.idem_secret (
 
 INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
 
-COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; for nobody''s eyes';
+COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; nobody but the owner may read it';
 
--- (The secret in front is as good as HMAC here, since what follows is a hash of fixed
--- length.  This and the next two are of one expression, which PL/pgSQL evaluates without a
--- query if the arguments are variables.)
+-- (SHA-256 with the secret in front is as good as HMAC here: a hash of fixed length follows.
+-- This function and the next two are single expressions, which PL/pgSQL evaluates without a
+-- query if all arguments are variables.)
 --
--- The secret must not get into a plan as a constant: everybody can have plans shown, by
--- debug_print_plan.  So what has the secret in a variable assigns, and neither queries nor
--- performs with it; and it has plans made without the values of variables
--- (force_generic_plan), since after an error PL/pgSQL makes a query of an assignment, too.
+-- The secret must not become a constant in a plan: debug_print_plan shows plans to anybody.
+-- So a function that holds the secret in a variable only assigns with it, and never queries
+-- or performs.  After an error PL/pgSQL makes a query of an assignment too; so these
+-- functions have plan_cache_mode = force_generic_plan, which keeps the values of variables
+-- out of plans.
 CREATE FUNCTION @extschema@.idem__signature(secret bytea, name text, value text)
 RETURNS text
 LANGUAGE sql STABLE
@@ -772,7 +784,7 @@ AS $$
 		|| convert_to(name || ' ' || value, getdatabaseencoding()))), 'hex')
 $$;
 
--- A value as it is set: its signature, the transaction's id, and after a space the value
+-- What is stored for a value: its signature, the transaction's id, a space, the value.
 CREATE FUNCTION @extschema@.idem__signed(secret bytea, name text, value text)
 RETURNS text
 LANGUAGE sql STABLE
@@ -781,7 +793,7 @@ AS $$
 		|| coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value
 $$;
 
--- A value that is set, signed, and not empty; else NULL
+-- The stored value; NULL if it is empty, or its signature is wrong.
 CREATE FUNCTION @extschema@.idem__held(secret bytea, name text)
 RETURNS text
 LANGUAGE sql STABLE
@@ -819,7 +831,7 @@ BEGIN
 END
 $$;
 
--- (Neither of the two texts has a line end in it: jsonb escapes it.)
+-- (Neither text contains a line end, which separates them: jsonb escapes it.)
 CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
@@ -857,7 +869,7 @@ BEGIN
 END
 $$;
 
--- The key was settled with result.
+-- Notes that the key was settled with result.
 CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
@@ -875,7 +887,7 @@ BEGIN
 	IF keys IS NULL OR NOT keys ? held THEN
 		RETURN;
 	END IF;
-	-- Empty, and unsigned: idem__only_unsettled() looks at all of them.
+	-- An empty bucket is left unsigned: idem__only_unsettled() then skips it cheaply.
 	ignored := set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signed(secret, bucket, value), ''), true);
 	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
 		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
@@ -883,7 +895,7 @@ BEGIN
 END
 $$;
 
--- The key's row was deleted: what was answered is not to be looked for there.
+-- Notes that the key's row was deleted.  idem__require_latest() then does not look for it.
 CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
@@ -902,7 +914,8 @@ BEGIN
 END
 $$;
 
--- The only key that is not settled.
+-- The only unsettled key of this transaction; raises 55000 if there is none, or more than
+-- one.
 CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
@@ -941,16 +954,16 @@ BEGIN
 END
 $$;
 
--- Whether all of the transaction sees what was there when it began
+-- Whether one snapshot serves the whole transaction.
 CREATE FUNCTION @extschema@.idem__keeps_snapshot()
 RETURNS boolean
 LANGUAGE sql STABLE
 AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable') $$;
 
--- Whether the row version with this xmin, which we see, was written by this
--- transaction: of what is in progress we see our own only.  The id can be that of a
--- subtransaction, which is assigned after that of the transaction.  One that seems to
--- be in the future is from before the ids wrapped around, and frozen.
+-- Whether this transaction wrote the row version with this xmin, which it can see.  Of all
+-- transactions in progress, it sees rows of its own only.  The xmin may belong to a
+-- subtransaction, whose id is assigned after that of the transaction.  An xmin that seems to
+-- lie in the future is from before the ids wrapped around, and frozen.
 CREATE FUNCTION @extschema@.idem__is_ours(row_xmin xid)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -971,9 +984,9 @@ EXCEPTION
 END
 $$;
 
--- Whether the row of the key is ours, where that has to be asked: the snapshot of a whole
--- transaction can see two, one that somebody has dropped since, and our own claim after
--- that.  Ours is the truth.
+-- Whether to look only for a row of our own.  A snapshot of a whole transaction can see two
+-- rows of the key: one that somebody has dropped since, and the one that we claimed after
+-- that.  Only ours counts then.
 CREATE FUNCTION @extschema@.idem__only_ours_counts(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -988,8 +1001,8 @@ BEGIN
 END
 $$;
 
--- What was done to a lease must survive a crash once it was committed.  That is all:
--- whether to wait for standbys stays the caller's choice.
+-- Makes this transaction commit synchronously: a committed change of a lease must survive a
+-- crash.  Whether to wait for standbys stays the caller's choice.
 CREATE FUNCTION @extschema@.idem__commit_synchronously()
 RETURNS void
 LANGUAGE plpgsql
@@ -1003,8 +1016,8 @@ $$;
 
 -- ----- waiting -----
 
--- A call's deadline: its argument, or the setting idem.wait.  '-infinity': it does not
--- wait; 'infinity': until cancelled.
+-- When a call stops waiting, from its argument or the setting idem.wait.  '-infinity': it
+-- does not wait.  'infinity': it waits until it is cancelled.
 CREATE FUNCTION @extschema@.idem__deadline(wait interval)
 RETURNS timestamptz
 LANGUAGE plpgsql
@@ -1039,14 +1052,14 @@ BEGIN
 END
 $$;
 
--- Bounds the waits for locks that follow, in a block that catches lock_not_available;
--- its caller sets lock_timeout back.  False: the caller's own lock_timeout is shorter,
--- and its error is to be raised.
+-- Sets lock_timeout for the waits that follow.  Call it in a block that catches
+-- lock_not_available, and set lock_timeout back afterwards.  False: the caller's own
+-- lock_timeout is shorter, so raise its error.
 --
--- A wait is cut into slices, each of which looks again: a holder that was rolled back to
--- a savepoint is not waited for any longer, and several holders, one after the other,
--- do not have a deadline each.  They grow from 100 ms, so that this is noticed soon, to
--- more than deadlock_timeout, so that deadlocks are detected.
+-- A wait is cut into slices, and the waiter looks again after each: it stops waiting for a
+-- holder that was rolled back to a savepoint, and one deadline spans several holders.  The
+-- slices grow from 100 ms, so that the waiter notices such a change soon, to more than
+-- deadlock_timeout, so that the server detects deadlocks.
 CREATE FUNCTION @extschema@.idem__bound_lock_waits(deadline timestamptz, slices_before int4)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -1098,7 +1111,7 @@ RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
 
--- One row for a moment for each lease that is being claimed.
+-- Has a row for a moment for each lease that is being claimed.
 CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
 	key_sha256 bytea PRIMARY KEY
 ) WITH (
@@ -1110,13 +1123,13 @@ CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
 
 COMMENT ON TABLE @extschema@.idem_lease_locks IS 'orders the claims of a lease; no row in it is ever committed';
 
--- Locks the key for leases until the transaction ends, or the subtransaction is undone.  An
--- advisory lock would do, but its number can be computed and locked by everybody.  So the
--- hash of the key is inserted into a table that only we can write: another lease of the key
--- waits in its insert until we have ended.  SHA-256, since two keys of another hash can be
--- made to collide: a client would hold up another one's.  Deleted at once, the row is dead whatever
--- becomes of the transaction.  By its ctid, which no serializable transaction takes for a
--- read of others' rows.
+-- Locks the key for leases until the transaction ends, or the subtransaction is rolled back.
+-- Inserts the hash of the key into a table that only we can write: another claim of a lease
+-- of that key waits in its own insert.  (Not an advisory lock: everybody can compute its
+-- number, and hold it.)  SHA-256, because clients could find two keys that collide in a
+-- weaker hash, and hold up each other's requests.  The row is deleted at once, so it is dead
+-- whether or not the transaction commits; and by its ctid, so that a serializable transaction
+-- reads no row of another one.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
@@ -1138,11 +1151,11 @@ RETURNS int8
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT token $$;
 
--- Whether another transaction is deleting the row: then this one sees the row, but cannot
--- even have a lock that an update leaves room for.  Not meant are a row that the
--- transaction has changed before, which is found by waiting for it, and a row that is gone
--- and that an old snapshot still sees.  NULL: no row is seen; somebody inserts it, or the
--- transaction that deleted it has ended by now.
+-- Whether another transaction is deleting the row.  If so, we see the row, but cannot take
+-- FOR KEY SHARE on it, which does not conflict with an update.  NULL: we see no row; either
+-- another transaction is inserting it, or the one that deleted it has ended by now.  False
+-- also for a row that its transaction had updated before it deleted it, and for a deleted row
+-- that only an old snapshot still sees.
 CREATE FUNCTION @extschema@.idem__is_being_deleted(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -1159,7 +1172,7 @@ BEGIN
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	FOR KEY SHARE SKIP LOCKED;
 	is_free := FOUND;
-	RAISE SQLSTATE 'ID001';		-- gives the lock back
+	RAISE SQLSTATE 'ID001';		-- releases the lock
 EXCEPTION
 	WHEN SQLSTATE 'ID001' THEN
 		RETURN CASE WHEN is_there THEN NOT is_free END;
@@ -1170,16 +1183,16 @@ $$;
 
 -- ----- the protocol -----
 
--- Until when a claim that is made or settled now is remembered: its ttl from now on, or
--- from the key's own time where that is later; and not shorter than its lease.
+-- expires_at of a claim that is made or settled now: the ttl after now, or after the key's
+-- own time if that is later, and not before the lease ends.
 CREATE FUNCTION @extschema@.idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
 RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
 
--- Whether a key of that time, without a row, may have been executed and forgotten.  A
--- claim of it made at c is remembered until max(c, key_time) + ttl at least, if it was
--- made under this policy: see idem_scopes_guard().
+-- Whether a key of that time that has no row may have been executed and forgotten.  A claim
+-- made at c under this policy keeps its row until max(c, key_time) + ttl at least; a claim
+-- from before guarded_since may have been made under another policy.
 CREATE FUNCTION @extschema@.idem__may_be_forgotten(key_time timestamptz, ttl interval, guarded_since timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE
@@ -1188,47 +1201,45 @@ AS $$
 $$;
 
 /*
- * Claims a key.  The order of decisions, the same on every path:
+ * Claims a key.  Every path decides in the same order:
  *
- *	1. arguments, with what the scope's policy says of them;
- *	2. another transaction is inserting, updating or deleting the row: wait for it.
- *	   What is not committed says nothing.  Our own transaction's key is never waited
- *	   for;
+ *	1. arguments, and what the scope's policy says of them;
+ *	2. another transaction is inserting, updating or deleting the row: wait for it.  An
+ *	   uncommitted row says nothing.  A key of our own transaction is never waited for;
  *	3. an expired row of a scope with expired = reclaim: as if it were absent;
  *	4. the fingerprint, where both sides have one;
  *	5. completed; failed for good;
  *	6. in progress under a live lease: wait for it, and look again;
- *	7. in progress under a lease that lapsed: claimed in place, or unknown, by policy;
- *	8. failed and retryable: claimed in place;
- *	9. absent: the key's own time, then insert.
+ *	7. in progress under a lapsed lease: claim in place, or answer unknown, by policy;
+ *	8. failed and retryable: claim in place;
+ *	9. absent: check the key's own time, then insert.
  *
- * The insert comes first, whatever there is: INSERT ... ON CONFLICT DO NOTHING waits for
- * whoever is at the row (2), raises 40001 where the row that decides is not visible, and
- * is all that a new key needs.  Only an insert or update that succeeds ends in
- * "claimed": so a holder that vanished is replaced by exactly one of its waiters.
+ * The insert always comes first.  INSERT ... ON CONFLICT DO NOTHING waits for the
+ * transaction that has the row (2), raises 40001 if the deciding row is invisible to the
+ * snapshot, and is all that a new key needs.  Only an insert or update that succeeds ends in
+ * "claimed": when a holder vanishes, exactly one of its waiters replaces it.
  *
- * Each look is a subtransaction, since lock_timeout bounds its waits, and ends them with
- * an error.  One that leads to no answer, or to one that needs no lock, is undone on
- * purpose (ID001).  That gives back the locks of the tables, before a sleep: whoever
- * wants to lock a table would wait for the sleeper, and the holder of the lease behind
- * that.
+ * Each look at the row runs in a subtransaction, because lock_timeout bounds its waits and
+ * ends them with an error.  A look that leads to no answer, or to an answer that needs no
+ * lock, is rolled back on purpose (ID001).  That releases the table locks before a sleep:
+ * otherwise DDL queues behind the sleeper, and the lease holder behind the DDL.
  *
- * Leases are ordered by a lock of their key (idem__lock_key()).  A token is drawn and its
- * row written under it, and it is held until the transaction ends: so tokens grow from
- * holder to holder, also where the row was deleted in between.  While it holds that lock, a
- * lease waits for no transaction, for that one's second claim could wait for us.  If its
- * look meets somebody, it looks again without the lock, only to wait, and then once more
- * with it.  Where there is a row already it begins without the lock, so that followers do
- * not meet each other.
+ * Claims of leases take a lock of the key first (idem__lock_key()), draw a token and write
+ * the row under it, and hold it until the transaction ends.  So tokens grow from holder to
+ * holder, even if the row was deleted in between.  A claimant that holds this lock waits for
+ * no transaction, since a second claim by that transaction could wait for the claimant.  If
+ * its look meets another transaction, it looks again without the lock, only to wait, and
+ * then once more with it.  If there is a row already, it starts without the lock: otherwise
+ * followers of a lease would block each other.
  *
- * The lock on idem_scopes orders a claim with changes of a promise (idem_scopes_guard()).
- * A claim takes it before it makes sure of its policy, and holds it until its transaction
- * ends; a call that is only answered takes none.  Nobody waits for this lock while holding
- * the row, nor for the row while holding this lock: the holder of the one may come to want
- * the other.
+ * The lock on idem_scopes orders claims with changes of a promise (idem_scopes_guard()).  A
+ * claim takes it before it re-checks its policy, and holds it until the transaction ends;
+ * every other answer takes none.  No claim waits for this lock while it has a row, or for a
+ * row while it has this lock: otherwise two transactions could take the two in opposite
+ * order, and deadlock.
  *
- * lease: NULL for a transactional claim.  strict: a key whose time is not as the policy
- * wants raises ID400, and is not answered with invalid.
+ * lease: NULL for a transactional claim.  strict: raise ID400 for a key whose own time breaks
+ * the policy; otherwise answer invalid.
  */
 CREATE FUNCTION @extschema@.idem__claim_key(
 	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
@@ -1238,33 +1249,33 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	caller_timeout constant text := current_setting('lock_timeout');
-	-- A key whose row is being deleted is executed by nobody, so even a claim that does
-	-- not want to wait waits this long for the delete, which is a batch of about a second.
+	-- While a row is being deleted, nobody executes its key.  So a claim with wait => '0'
+	-- waits for the delete too, at most this long; a batch takes about a second.
 	delete_deadline constant timestamptz := clock_timestamp() + interval '5 seconds';
 	patience timestamptz := deadline;
 	pause interval := '1 millisecond';
 	slices int4 := 0;			-- of waiting for locks, so far
-	only_waiting boolean := false;	-- for a lease, without the lock of its key
-	has_looked boolean := false;	-- whether there is a row
-	policy_refused boolean := false;	-- its lock, which comes first now
+	only_waiting boolean := false;	-- this look takes no lock of the key
+	has_looked boolean := false;	-- for a row, before the first insert
+	policy_refused boolean := false;	-- its lock was not free: take it before the row
 	locking_policy boolean;
 	catching boolean;			-- the timeout is ours, not the caller's
 	inserting boolean;
-	deleting boolean := false;	-- somebody removes the row
+	deleting boolean := false;	-- another transaction removes the row
 	may_be_gone boolean;
 	has_looked_again boolean := false;
-	live boolean;				-- it is somebody else's lease
+	live boolean;				-- another holder has a live lease
 	policy record;
 	policy_now record;
 	key_time timestamptz;
-	is_new boolean;				-- the row
-	is_ours boolean;			-- of this transaction
-	seen record;				-- the row that is there
+	is_new boolean;				-- this call inserted the row
+	is_ours boolean;			-- this transaction wrote the row
+	seen record;				-- the row that was found
 	claim @extschema@.idem_claims;			-- the row that a claim stores
 	claim_from timestamptz;
 	outcome text;
 	answer @extschema@.idem__answer;
-	ignored text;				-- assigned rather than performed: that needs no query
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
 	ignored := @extschema@.idem__require_writable(command);
 	LOOP
@@ -1329,7 +1340,7 @@ BEGIN
 				outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
 					THEN 'stale' ELSE 'claimed' END;
 				IF outcome = 'stale' THEN
-					-- The row is rolled back; under SERIALIZABLE the answer is a read of the absence.
+					-- The insert is rolled back, so read the absence: SERIALIZABLE has to see it.
 					PERFORM FROM @extschema@.idem_claims AS c
 					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
 				END IF;
@@ -1341,10 +1352,10 @@ BEGIN
 				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 				ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
 				IF NOT FOUND THEN
-					RAISE SQLSTATE 'ID001';		-- removed since: look again
+					RAISE SQLSTATE 'ID001';		-- removed meanwhile: look again
 				END IF;
 				is_ours := seen.ours;
-				-- Who was waited for may have changed the policy too.
+				-- The transaction that we waited for may have changed the policy too.
 				SELECT p.* INTO policy_now FROM @extschema@.idem__policy(key.scope) AS p;
 				IF policy_now IS DISTINCT FROM policy THEN
 					RAISE SQLSTATE 'ID001';
@@ -1369,7 +1380,7 @@ BEGIN
 						WHEN policy.unknown THEN 'unknown'
 						ELSE 'claimed' END;
 					live := live AND outcome = 'in_progress';
-					-- What is stored under another fingerprint belongs to another request.
+					-- Under another fingerprint the stored row belongs to another request.
 					IF outcome <> 'mismatch' THEN
 						answer.progress := seen.progress;
 						answer.expires_at := seen.expires_at;
@@ -1384,7 +1395,7 @@ BEGIN
 					FOR NO KEY UPDATE;
 					IF NOT FOUND THEN
 						outcome := NULL;
-						RAISE SQLSTATE 'ID001';		-- changed since: look again
+						RAISE SQLSTATE 'ID001';		-- changed meanwhile: look again
 					END IF;
 				END IF;
 			END IF;
@@ -1397,7 +1408,7 @@ BEGIN
 				RAISE SQLSTATE 'ID001';
 			END IF;
 
-			-- A promise is made under the policy as it is now, and so it stays until the end.
+			-- Re-check the policy under its lock.  It cannot change until this transaction ends.
 			IF outcome = 'claimed' THEN
 				is_new := inserting;
 				inserting := false;
@@ -1413,13 +1424,13 @@ BEGIN
 				END IF;
 			END IF;
 
-			-- In place; or the insert waited, and the promise counts from now on.
+			-- Claimed in place; or the insert waited, and the promise has to count from now.
 			IF outcome = 'claimed' AND (NOT is_new OR claim.expires_at < clock_timestamp() + policy.ttl
 				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
 				claim.lease_until := clock_timestamp() + lease;
-				-- A successor's request is the same request: it keeps the fingerprint, what was
-				-- promised, and the progress, of which it has not been told yet when it passes
-				-- its own; if the answer tells of a predecessor.
+				-- If the answer tells of a predecessor, this is the same request: keep its
+				-- fingerprint, its promise and its progress.  Its progress takes precedence: the
+				-- successor passed its own before it was told of that one.
 				claim.expires_at := greatest(answer.expires_at,
 					@extschema@.idem__remembered_until(policy.ttl, key_time, claim.lease_until));
 				UPDATE @extschema@.idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
@@ -1454,7 +1465,7 @@ BEGIN
 						IF deleting THEN
 							patience := clock_timestamp() + interval '100 milliseconds';
 						ELSIF may_be_gone OR (deleting IS NULL AND NOT has_looked_again) THEN
-							-- The transaction that removed the row can have ended since.
+							-- The transaction that removed the row may have ended meanwhile.
 							has_looked_again := true;
 							deleting := false;
 						ELSE
@@ -1482,7 +1493,7 @@ BEGIN
 		answer.expires_at := claim.expires_at;
 		answer.lease_until := claim.lease_until;
 		ignored := @extschema@.idem__note_claimed(key);
-		-- The token must not be drawn again after a crash.
+		-- A crash must not lose this commit: the token would be drawn again.
 		IF lease IS NOT NULL THEN
 			PERFORM @extschema@.idem__commit_synchronously();
 		END IF;
@@ -1561,7 +1572,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval, interval, jsonb) IS
 'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
 
--- One element of a batch.  One that is not valid harms no other.
+-- Claims one element of a batch.  A malformed element is answered with invalid, and the
+-- others are claimed.
 CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
@@ -1576,8 +1588,8 @@ BEGIN
 END
 $$;
 
--- The keys are claimed in their order, whatever the order of the arrays, so that batches
--- that come first in their transactions never wait for each other in a circle.
+-- Claims in the order of the keys, whatever the order of the arrays.  So batches that come
+-- first in their transactions never deadlock with each other.
 CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids text[], request_ids text[], scope text DEFAULT '',
 	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
@@ -1619,10 +1631,10 @@ COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], text[], text, bytea[], i
 
 -- ----- settling -----
 
--- The row of the key as it is now, locked until the transaction ends; all NULL: there is
--- none.  Waits for who has it, for idem.wait, and then raises ID503 (ID409 for '0').
--- token: that of the row that is wanted; another row is returned without waiting for who
--- has locked it.  NULL: any.
+-- Locks the row of the key until the transaction ends, and returns it as it is now; all NULL
+-- if there is none.  Waits for another transaction that has the row, for idem.wait, and then
+-- raises ID503 (ID409 for '0').  token: that of the wanted row, NULL for any.  A row with
+-- another token is returned without a wait for its lock.
 CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
 RETURNS @extschema@.idem_claims
 LANGUAGE plpgsql
@@ -1638,7 +1650,7 @@ DECLARE
 	locked @extschema@.idem_claims;
 BEGIN
 	LOOP
-		-- Mostly nobody is in the way.
+		-- The common case: the row is free.
 		IF NOT keeps_snapshot THEN
 			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
 			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
@@ -1650,8 +1662,8 @@ BEGIN
 
 		BEGIN
 			catching := @extschema@.idem__bound_lock_waits(deadline, slices);
-			-- What the key's row is going to be is found out as a claim does it, see
-			-- idem__claim_key(): by inserting it, which is undone.
+			-- Wait as a claim does, see idem__claim_key(): try to insert the key.  The insert
+			-- is rolled back.
 			inserting := true;
 			INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope)
 			VALUES ('-infinity', 'completed', key.request_id, key.user_id, key.scope)
@@ -1675,14 +1687,14 @@ BEGIN
 				PERFORM set_config('lock_timeout', caller_timeout, true);
 				RETURN locked;
 			END IF;
-			RAISE SQLSTATE 'ID001';		-- removed since: look again
+			RAISE SQLSTATE 'ID001';		-- removed meanwhile: look again
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
 				IF is_absent THEN
 					RETURN NULL;
 				END IF;
 			WHEN serialization_failure THEN
-				-- Changed or removed while we waited for its lock; which of both, the insert tells.
+				-- Changed or removed while we waited for its lock: the next insert tells which.
 				IF inserting THEN
 					RAISE;
 				END IF;
@@ -1698,9 +1710,9 @@ BEGIN
 END
 $$;
 
--- The row of a lease, locked, if the token is its holder's; else ID410.  The token
--- decides, never the clock: a holder whose lease lapsed and was not taken over still
--- holds it.
+-- Locks the row of a lease and returns it if the token is the holder's; otherwise raises
+-- ID410.  The token decides, never the clock: a holder whose lease lapsed still holds it
+-- until somebody takes it over.
 CREATE FUNCTION @extschema@.idem__lock_lease(key @extschema@.idem__key, token int8)
 RETURNS @extschema@.idem_claims
 LANGUAGE plpgsql
@@ -1729,17 +1741,16 @@ END
 $$;
 
 /*
- * Ends a key: true, stored; false, an identical repeat, or healed by somebody else.  Who
- * may is read from the row, never from memory or the clock:
+ * Ends a key.  True: stored.  False: an identical repeat, or somebody else has healed it.
+ * The row decides who may settle it, never this transaction's memory or the clock:
  *
- * - a transactional claim (token NULL): the transaction that wrote it.  It is a
- *	 completed row from the start; settling it stores a response with it, or turns it
- *	 into a failure;
- * - a lease: whoever knows the token that is in its row.
+ * - a transactional claim (token NULL): the transaction that wrote the row.  The row is
+ *	 completed from the start; settling stores a response in it, or makes it a failure;
+ * - a lease: a caller with the token that is in the row.
  *
- * The token stays in a settled row, which tells its holder's repeat from anybody else's
- * attempt.  A healed row has no lease_until: the holder who comes late learns that the
- * request is settled, not that it lost something.
+ * A settled row keeps its token: so the holder's repeat can be told from an attempt by
+ * somebody else.  A healed row has no lease_until: so a late holder learns that the request
+ * is settled, instead of an error.
  */
 CREATE FUNCTION @extschema@.idem__settle(command text, key @extschema@.idem__key, token int8, new_state text, new_result jsonb)
 RETURNS boolean
@@ -1761,7 +1772,7 @@ BEGIN
 		BEGIN
 			was := @extschema@.idem__lock_lease(key, token);
 			IF was.state::text <> 'in_progress' THEN
-				RAISE SQLSTATE 'ID001';		-- gives the lock back
+				RAISE SQLSTATE 'ID001';		-- releases the lock
 			END IF;
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
@@ -1787,7 +1798,7 @@ BEGIN
 	END IF;
 
 	new_expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz));
-	-- Completing a marker as a marker needs no second version of its row.
+	-- Completing a marker without a result needs no second version of its row.
 	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
 		UPDATE @extschema@.idem_claims AS c SET state = new_state::@extschema@.idem_state, result = new_result, expires_at = new_expires_at
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
@@ -1884,7 +1895,7 @@ BEGIN
 	BEGIN
 		state := (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), NULL::int8)).state;
 		IF state = 'completed' THEN
-			RAISE SQLSTATE 'ID001';		-- gives the lock back
+			RAISE SQLSTATE 'ID001';		-- releases the lock
 		END IF;
 	EXCEPTION
 		WHEN SQLSTATE 'ID001' THEN
@@ -1907,7 +1918,7 @@ END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_heal(text, text, jsonb, text) IS
-'settles a lease, whoever holds it, for somebody who found its work done: true, settled; false, it was';
+'settles a lease of any holder, after its work was found done: true, settled; false, it was settled already';
 
 CREATE FUNCTION @extschema@.idem_forget(user_id text, request_id text, scope text DEFAULT '')
 RETURNS boolean
@@ -1966,7 +1977,7 @@ BEGIN
 		progress = coalesce(idem_extend.progress, c.progress)
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-	-- Progress tells of what was made elsewhere: a crash must not lose it.
+	-- Progress records effects in other systems: a crash must not lose it.
 	IF idem_extend.progress IS NOT NULL THEN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
@@ -1977,7 +1988,7 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
 'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
 
--- Forgets the progress: what it stands for was undone.
+-- Drops the progress too: the holder has undone what it stands for.
 CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -1990,7 +2001,7 @@ DECLARE
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_release()');
 	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token)).state IS NULL THEN
-		RETURN false;		-- as after a release before
+		RETURN false;		-- a repeated release ends here too
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
 	DELETE FROM @extschema@.idem_claims AS c
@@ -2010,7 +2021,8 @@ RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT true $$;
 
--- The row's lock is the fence: until this transaction ends nobody can take the lease over.
+-- The lock of the row is the fence: nobody can take the lease over until this transaction
+-- ends.
 CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -2031,7 +2043,7 @@ COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
 
 -- ----- reading -----
 
--- What idem__note_answer() has noted
+-- The latest answer, as idem__note_answer() noted it.
 CREATE FUNCTION @extschema@.idem__latest()
 RETURNS text
 LANGUAGE plpgsql
@@ -2044,8 +2056,8 @@ BEGIN
 END
 $$;
 
--- The same, if there is one.  That the claim was made is seen in its row: it could
--- have been undone by ROLLBACK TO, and the note be put back.
+-- The latest answer, or 55000 if there is none.  If it is "claimed", the row has to be there:
+-- a caller can roll the claim back to a savepoint, and then put the note back.
 CREATE FUNCTION @extschema@.idem__require_latest(command text)
 RETURNS text
 LANGUAGE plpgsql
@@ -2098,7 +2110,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_status() IS
 'outcome of the latest claim call of this transaction';
 
--- See idem__only_ours_counts().
+-- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
+-- (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key)
 RETURNS SETOF @extschema@.idem_claims
 LANGUAGE sql STABLE ROWS 1
@@ -2108,7 +2121,7 @@ AS $$
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1
 $$;
 
--- As a claim would see it: an expired row of a scope with expired = reclaim is absent.
+-- The row as a claim would see it: if expired = reclaim, an expired one is absent.
 CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key)
 RETURNS TABLE (outcome text, result jsonb)
 LANGUAGE sql STABLE ROWS 1
@@ -2173,8 +2186,8 @@ COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
 
 -- ----- cleaning -----
 
--- One row a batch, or for all batches of more than a week ago: a row that counts would be
--- updated for ever, and be waited for by other cleaners.
+-- A row for each batch; batches of more than a week ago are merged into one row.  (Not one
+-- row of counters: it would bloat, and cleaners would wait for each other.)
 CREATE TABLE @extschema@.idem_cleanup_batches (
 	finished_at timestamptz NOT NULL,
 	batches int8 NOT NULL,
@@ -2197,7 +2210,7 @@ DECLARE
 	seconds constant float8 := date_part('epoch', clock_timestamp() - begun);
 BEGIN
 	INSERT INTO @extschema@.idem_cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
-	-- Now and then
+	-- Once 1000 rows are old, merge them.
 	IF (SELECT count(*) >= 1000 FROM (SELECT FROM @extschema@.idem_cleanup_batches AS b
 			WHERE b.finished_at < clock_timestamp() - interval '7 days' LIMIT 1000) AS old) THEN
 		WITH old AS (
@@ -2226,7 +2239,7 @@ DECLARE
 BEGIN
 	next_start := start;
 	rows_deleted := 0;
-	-- In chunks, between which it looks at the clock
+	-- In chunks, so that it can look at the clock in between
 	LOOP
 		chunk_max := least(rows_max - rows_deleted, 5000);
 		WITH gone AS (
@@ -2250,8 +2263,8 @@ BEGIN
 END
 $$;
 
--- One batch of idem_cleanup_all().  Anybody who may clean can pass any cutoff: a later one
--- than now would remove claims before their time, so the earlier of both counts.
+-- One batch of idem_cleanup_all().  A caller can pass any cutoff.  One in the future would
+-- remove claims before they expire, so it counts as now.
 CREATE FUNCTION @extschema@.idem_cleanup_step(
 	batch_size int4, start timestamptz, expired_before timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
@@ -2292,8 +2305,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_cleanup(int4) IS
 'operator: removes expired claims in this transaction, at most batch_size (NULL: that of idem_settings) and for about a second; returns how many';
 
--- A procedure that commits can have no search_path of its own: all names are qualified.
--- The cutoff stays that of the call, so it ends though claims expire all the while.
+-- A procedure that commits can have no search_path of its own, so it qualifies every name.
+-- The cutoff is the time of the call: otherwise it would never end while claims expire.
 CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
@@ -2353,9 +2366,9 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
-	-- all but the guard, which triggers keep
+	-- all but guarded_since, which the trigger sets
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
-	-- all but the token, which only its holder is to know
+	-- all but the token, which only its holder may know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	schema constant regnamespace := '@extschema@';
 	routine regprocedure;
@@ -2420,8 +2433,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole, text) IS
 'takes back what idem_grant() has granted; app and operator share some functions';
 
--- Nothing is for everybody, nor for the grantees of default privileges.  In an extension,
--- what users put into the tables is theirs to dump; the secret is not.
+-- Revokes what PUBLIC and the grantees of default privileges got with the new objects.  If
+-- this is an extension, marks the tables whose rows belong in a dump; the secret does not.
 DO $block$
 DECLARE
 	object record;
