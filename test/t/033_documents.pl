@@ -28,6 +28,9 @@ my $row = qr/$value(?: \| $value)*(?=[,;\n])/;
 
 my @documents = ('README.md', sort glob('doc/*.md'));
 
+my @lines = slurp_file('README.md') =~ /\n/g;
+cmp_ok(scalar(@lines), '<=', 200, 'README.md is short');
+
 # ----- links -----
 
 my @pages;
