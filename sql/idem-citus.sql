@@ -203,7 +203,8 @@ DECLARE
 	rows_deleted int8 := 0;
 BEGIN
 	FOR shard IN
-		SELECT shard_name(s.logicalrelid, s.shardid)
+		-- shard_name() would leave the schema public out.
+		SELECT '@extschema@.idem_claims_' || s.shardid
 		FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
 		WHERE s.logicalrelid = '@extschema@.idem_claims'::regclass AND p.groupid = (SELECT g.groupid FROM pg_dist_local_group AS g)
 		ORDER BY random()

@@ -362,6 +362,25 @@ SELECT :t2 > :t AS grown, token = :t2 AS stored, idem_extend('u', 'leased', :t2,
 FROM idem_claims WHERE request_id = 'leased';
 SELECT idem_complete('u', 'leased', '1', :t2, 's');
 SELECT idem_result('u', 'leased', 's'), state FROM idem_lookup('u', 'leased', 's');
+-- A node cleans its own shards.  For want of Citus, temporary tables are its catalogs.
+CREATE TEMPORARY TABLE pg_dist_shard AS SELECT 'idem_claims'::regclass AS logicalrelid, s::bigint AS shardid FROM generate_series(102008, 102010) AS s;
+CREATE TEMPORARY TABLE pg_dist_placement AS SELECT shardid, CASE shardid WHEN 102009 THEN 2 ELSE 1 END AS groupid FROM pg_dist_shard;
+CREATE TEMPORARY TABLE pg_dist_local_group AS SELECT 1 AS groupid;
+CREATE TABLE idem_claims_102008 (LIKE idem_claims);
+CREATE TABLE idem_claims_102009 (LIKE idem_claims);
+CREATE TABLE idem_claims_102010 (LIKE idem_claims);
+INSERT INTO idem_scopes (scope, lapsed) VALUES ('kept', 'unknown');
+INSERT INTO idem_claims_102008 (expires_at, lease_until, state, request_id, user_id, scope) VALUES
+	('2020-01-01', NULL, 'completed', 'gone', 'u', ''), ('2020-01-01', '2020-01-01', 'in_progress', 'gone too', 'u', ''),
+	('2020-01-01', 'infinity', 'in_progress', 'live', 'u', ''), ('2020-01-01', '2020-01-01', 'in_progress', 'unknown', 'u', 'kept'),
+	('infinity', NULL, 'completed', 'not expired', 'u', '');
+INSERT INTO idem_claims_102009 SELECT * FROM idem_claims_102008;
+INSERT INTO idem_claims_102010 (expires_at, state, request_id, user_id, scope) SELECT '2020-01-01', 'completed', i, 'u', '' FROM generate_series(1, 9) AS i;
+SELECT idem__citus_clean_node(1, clock_timestamp()) AS of_one;
+SELECT idem__citus_clean_node(100, clock_timestamp()) AS of_all;
+SELECT (SELECT string_agg(request_id, ', ' ORDER BY request_id) FROM idem_claims_102008) AS kept,
+	(SELECT count(*) FROM idem_claims_102009) AS elsewhere, (SELECT count(*) FROM idem_claims_102010) AS last;
+DROP TABLE pg_dist_shard, pg_dist_placement, pg_dist_local_group;
 RESET search_path;
 SET client_min_messages = warning;
 DROP SCHEMA regress_idem_citus CASCADE;
