@@ -470,6 +470,14 @@ $owner->ask('SET SESSION AUTHORIZATION owner');
 answers($owner, "SELECT idem_${_}('anon'::regrole, 'app'::text), idem_${_}('anon'::regrole, 'operator'::text)", '|') for qw(grant revoke);
 answers($owner, "SELECT idem_grant('anon'::regrole, 'x'::text)", 'ERROR:  22023');
 answers($owner, 'SELECT idem_distribute(NULL::regclass)', 'ERROR:  0A000');
+
+# The functions that sql/idem-citus.sql puts in the place of others
+as('owner', 'twins', 'CREATE TABLE idem_token_source (token int8); INSERT INTO idem_token_source VALUES (1)');
+as($superuser, 'twins', 'SELECT idem__citus_replace_functions()');
+answers($app, try_claim("'replaced'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, "SELECT idem_fence('u'::text, 'replaced'::text, TOKEN::int8, ''::text) IS NULL", 'f');
+answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'in_progress');
+answers($operator, 'SELECT idem_cleanup(10::int4)', 'ERROR:  42883', 'cleaning calls Citus');
 $_->quit for $app, $in_the_way, $operator, $owner;
 is(join(' ', PostgreSQL::Test::Utils::slurp_file($node->logfile) =~ /WARNING:  (hijacked by .*)/g), '', 'twins: none was called');
 
