@@ -22,8 +22,10 @@
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
- * It also relies on two habits of that file: a query of idem_claims names the user whose
- * claims it reads, and an update of idem_claims calls no volatile function.
+ * It calls idem__raise(), idem__policy_of(), idem__is_ours() and idem__has_key() of that
+ * file, and declares idem__is_ours() immutable.  It also relies on two rules of that file: a
+ * query of idem_claims names the user whose claims it reads, and an update of idem_claims
+ * calls no volatile function.
  *
  * Tokens.  A sequence that Citus distributes counts in another range on each node: tokens
  * would shrink when a shard moves to a node with a lower range.  And a lock of the key orders
@@ -413,6 +415,9 @@ BEGIN
 	-- sql/idem-move.sql tells by this table that idem is distributed.
 	CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
 	INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
+	-- A superuser can distribute what belongs to another role; draws are made as that role.
+	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_source OWNER TO %s', '@extschema@',
+		(SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass));
 	PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
 
 	PERFORM @extschema@.idem__citus_replace_functions(), @extschema@.idem__citus_share_functions(),
