@@ -46,7 +46,7 @@ prepare_for_figures()
 		die "not a Debian: please install gnuplot, Redis, hiredis and libpq (with headers)"
 	apt update
 	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
-	[ -z "$redis" ] || install_redis_without_service
+	[ -z "$redis" ] || install_without_service redis-server
 }
 
 # ----- for the files in figures/ -----

@@ -161,8 +161,9 @@ prepare_machine()
 	export PG_CONFIG=$pg_config
 }
 
-# Debian's package would start a service, now and at each boot; this prevents both.
-install_redis_without_service()
+# install_without_service PACKAGE: Debian's package would start its service, now and at each boot;
+# this prevents both.
+install_without_service()
 {
 	local no_services=/usr/sbin/policy-rc.d
 
@@ -172,8 +173,8 @@ install_redis_without_service()
 			printf '#!/bin/sh\nexit 101\n' | as_root tee "$no_services" >/dev/null
 			as_root chmod 755 "$no_services"
 		fi
-		install_packages redis-server
-		as_root update-rc.d redis-server disable
+		install_packages "$1"
+		as_root update-rc.d "$1" disable
 	)
 }
 
@@ -192,7 +193,7 @@ prepare_for_examples()
 		die "not a Debian: please install Redis, Perl's DBD::Pg and Redis, Node's pg"
 	apt update
 	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
-	[ -z "$redis" ] || install_redis_without_service
+	[ -z "$redis" ] || install_without_service redis-server
 }
 
 has_node_modules()

@@ -1,0 +1,141 @@
+// What doc/drivers.md says of JDBC. Called by test/drivers/try.
+
+import java.sql.*;
+import java.util.*;
+import org.postgresql.util.PSQLException;
+
+public class TryJdbc {
+    static final UUID REQUEST = UUID.fromString("0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01");
+
+    static void line(Object... cells) {
+        StringJoiner line = new StringJoiner("\t");
+        for (Object cell : cells) line.add(String.valueOf(cell));
+        System.out.println(line);
+    }
+
+    static void is(String name, Object got, Object expected) {
+        line("is", name, got, expected);
+    }
+
+    static Connection connect() throws SQLException {
+        return DriverManager.getConnection(System.getenv("JDBC_URL") +
+            (System.getenv("IDEM_POOLED") != null ? "&prepareThreshold=0" : ""));
+    }
+
+    static void error(Connection connection, String row, String sql, Object... parameters) throws SQLException {
+        try {
+            PayJdbc.value(connection, sql, parameters);
+            line("error", row, "no error");
+        } catch (PSQLException error) {
+            line("error", row, error.getServerErrorMessage().getMessage());
+        }
+        connection.rollback();
+    }
+
+    static void casts(Connection connection) throws SQLException {
+        error(connection, "`setInt(1, 7)`", "SELECT idem_claim(?, ?)", 7, "x");
+        error(connection, "`setObject(2, uuid)`", "SELECT idem_claim(?, ?)", "7", REQUEST);
+        error(connection, "`setString(3, \"0\")`, for the wait", "SELECT idem_claim(?, ?, wait => ?)", "7", "x", "0");
+        error(connection, "`setString(1, \"{}\")`, for a result", "SELECT idem_complete(?)", "{}");
+        is("setString needs no cast for the ids", PayJdbc.value(connection, "SELECT idem_claim(?, ?)", "7", REQUEST.toString()), true);
+        is("casts of a batch, and one spelling of a uuid", PayJdbc.value(connection,
+            "SELECT outcome FROM idem_claim_many(?::int[]::text[], ?::uuid[]::text[], wait => ?::text::interval)",
+            connection.createArrayOf("int", new Object[] {7}),
+            connection.createArrayOf("text", new Object[] {REQUEST.toString().toUpperCase()}), "0"), "completed");
+        connection.rollback();
+    }
+
+    static void codes(Connection connection) throws SQLException {
+        for (String code : List.of("ID400", "40001", "40P01")) {
+            try {
+                PayJdbc.value(connection, code.equals("ID400") ? "SELECT idem_claim('', 'x')" : "SELECT raise_again('" + code + "')");
+            } catch (SQLException error) {
+                is("class of " + code, error.getClass(), PSQLException.class);
+                is("the code " + code, error.getSQLState(), code);
+                if (code.equals("ID400"))
+                    is("its detail", ((PSQLException) error).getServerErrorMessage().getDetail() != null, true);
+            }
+            connection.rollback();
+        }
+    }
+
+    static Object status(String request) throws SQLException {
+        try (Connection other = connect()) {
+            return PayJdbc.value(other, "SELECT idem_status('2', ?)", request);
+        }
+    }
+
+    static void autocommit() throws SQLException {
+        try (Connection fresh = connect()) {
+            is("autocommit is on", fresh.getAutoCommit(), true);
+            PayJdbc.value(fresh, "SELECT idem_claim('2', 'alone')");
+            is("a claim alone commits", status("alone"), "completed");
+            fresh.setAutoCommit(false);
+            PayJdbc.value(fresh, "SELECT idem_claim('2', 'not alone')");
+            is("without autocommit it does not", status("not alone"), null);
+        }
+    }
+
+    static long balance(Connection connection) throws SQLException {
+        return (Long) PayJdbc.value(connection, "SELECT balance FROM accounts WHERE id = 2");
+    }
+
+    static void batches(Connection connection) throws SQLException {
+        long before = balance(connection);
+        for (int i = 0; i < 2; i++) {
+            try (Statement batch = connection.createStatement()) {
+                batch.addBatch("SELECT idem_claim('2', 'batch')");
+                batch.addBatch("UPDATE accounts SET balance = balance - 1 WHERE id = 2");
+                is("a claim in a batch returns 0", Arrays.toString(batch.executeBatch()), "[0, 1]");
+            }
+            connection.commit();
+        }
+        is("a batch with a marker pays twice", before - balance(connection), 2L);
+        before = balance(connection);
+        try (PreparedStatement batch = connection.prepareStatement("SELECT pay(?, ?, ?)")) {
+            for (int i = 0; i < 2; i++) {
+                batch.setInt(1, 2);
+                batch.setLong(2, 1);
+                batch.setObject(3, REQUEST);
+                batch.addBatch();
+            }
+            batch.executeBatch();
+        }
+        connection.commit();
+        is("a batch of requests pays each once", before - balance(connection), 1L);
+    }
+
+    static void commits(Connection connection) throws SQLException {
+        String committed = "without an error";
+        try {
+            PayJdbc.value(connection, "SELECT 1 / 0");
+        } catch (SQLException error) {
+            try {
+                connection.commit();
+            } catch (SQLException refused) {
+                committed = refused.getMessage();
+            }
+        }
+        is("COMMIT after an error", committed, "without an error");
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        try (Connection connection = connect()) {
+            if (arguments[0].equals("pay")) {
+                System.out.println(PayJdbc.pay(connection, Integer.parseInt(arguments[1]), UUID.fromString(arguments[2]),
+                    Long.parseLong(arguments[3])));
+                return;
+            }
+            if (arguments[0].equals("repeat")) {
+                for (int i = 0; i < 12; i++) System.out.println(PayJdbc.pay(connection, 2, UUID.randomUUID(), 1));
+                return;
+            }
+            connection.setAutoCommit(false);
+            casts(connection);
+            codes(connection);
+            autocommit();
+            batches(connection);
+            commits(connection);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+# shellcheck shell=bash
+#
+# Installs the drivers of doc/drivers.md. Sourced by test/run after test/lib/prepare.sh.
+#
+# A JDK and Go are too large to be installed for a test of some seconds. Where they are not
+# installed, the tests of JDBC and of pgx are skipped.
+
+prepare_for_drivers()
+{
+	local packages=() pgbouncer=
+
+	/usr/bin/python3 -c 'import psycopg' 2>/dev/null || packages+=(python3-psycopg)
+	/usr/bin/python3 -c 'import psycopg2' 2>/dev/null || packages+=(python3-psycopg2)
+	/usr/bin/python3 -c 'import asyncpg' 2>/dev/null || packages+=(python3-asyncpg)
+	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
+	if as_user sh -c 'command -v javac' >/dev/null && [ ! -e /usr/share/java/postgresql.jar ]; then
+		packages+=(libpostgresql-jdbc-java)
+	fi
+	if as_user sh -c 'command -v go' >/dev/null &&
+		[ ! -e /usr/share/gocode/src/github.com/jackc/pgx/v4 ]; then
+		packages+=(golang-github-jackc-pgx-v4-dev)
+	fi
+	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || pgbouncer=missing
+	[ "${#packages[@]}" -gt 0 ] || [ -n "$pgbouncer" ] || return 0
+	command -v apt-get >/dev/null ||
+		die "not a Debian: please install PgBouncer, Python's psycopg, psycopg2 and asyncpg, Node's pg"
+	apt update
+	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
+	[ -z "$pgbouncer" ] || install_without_service pgbouncer
+}
+
+# configure_cluster_for_drivers: the cluster also listens on a free port of 127.0.0.1, for JDBC,
+# which knows no sockets. Only a role with a password can connect there.
+configure_cluster_for_drivers()
+{
+	local port
+
+	port=$(/usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+	configure_cluster <<-SETTINGS
+		listen_addresses = '127.0.0.1'
+		port = $port
+	SETTINGS
+	# shellcheck disable=SC2154 # of test/lib/cluster.sh
+	as_user tee "$data/pg_hba.conf" >/dev/null <<-RULES
+		local all all trust
+		host all all 127.0.0.1/32 scram-sha-256
+	RULES
+	connection+=("PGPORT=$port")
+}
+
+# missing_for jdbc|pgx|...: prints what the driver's test needs and this machine does not have
+missing_for()
+{
+	local commands=() command
+
+	case $1 in
+		jdbc) commands=(java javac) ;;
+		pgx) commands=(go) ;;
+	esac
+	for command in "${commands[@]}"; do
+		as_user sh -c "command -v $command" >/dev/null || { echo "no $command"; return; }
+	done
+}

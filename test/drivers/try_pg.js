@@ -1,0 +1,139 @@
+// What doc/drivers.md says of node-postgres. Called by test/drivers/try.
+'use strict';
+
+const { randomUUID } = require('crypto');
+const { Client, DatabaseError, Pool } = require('pg');
+const { pay } = require('./pay_pg.js');
+
+const request = '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01';
+
+function line(...cells) {
+	console.log(cells.join('\t'));
+}
+
+function is(name, got, expected) {
+	line('is', name, JSON.stringify(got), JSON.stringify(expected));
+}
+
+async function value(database, sql, parameters) {
+	const { rows: [row] } = await database.query(sql, parameters);
+	return row && Object.values(row)[0];
+}
+
+async function failure(promise) {
+	try {
+		await promise;
+	} catch (error) {
+		return error;
+	}
+	return { message: 'no error' };
+}
+
+async function error(client, row, sql, parameters) {
+	const { message } = await failure(client.query(sql, parameters));
+	line('error', row, message);
+}
+
+async function casts(client) {
+	await error(client, '`$1` for the claim and for an integer column',
+		'SELECT idem_claim($1, $2) FROM accounts WHERE id = $1', [7, request]);
+	is('a parameter of any type', (await failure(client.query("SELECT jsonb_build_object('amount', $1)", [30]))).message,
+		'could not determine data type of parameter $1');
+	await error(client, "`[1, 2]` or `'text'` as a result: use `JSON.stringify`", 'SELECT idem_complete($1)', [[1, 2]]);
+	is("'text' as a result", (await failure(client.query('SELECT idem_complete($1)', ['text']))).message, 'invalid input syntax for type json');
+	await client.query('BEGIN');
+	is('a result by JSON.stringify', await value(client, 'SELECT idem_complete($1::jsonb) FROM idem_try_claim($2, $3)',
+		[JSON.stringify([1, 2]), 7, request]), true);
+	is('casts of a batch, and one spelling of a uuid', await value(client,
+		'SELECT outcome FROM idem_claim_many($1::int[]::text[], $2::uuid[]::text[], wait => $3::text::interval)',
+		[[7], [request.toUpperCase()], '0']), 'completed');
+	await client.query('ROLLBACK');
+}
+
+async function codes(client) {
+	for (const code of ['ID400', '40001', '40P01']) {
+		const raised = await failure(code === 'ID400' ? client.query("SELECT idem_claim('', 'x')") :
+			client.query('SELECT raise_again($1)', [code]));
+		is(`class of ${code}`, raised.constructor === DatabaseError, true);
+		is(`the code ${code}`, raised.code, code);
+		if (code === 'ID400') is('its detail', Boolean(raised.detail), true);
+	}
+}
+
+async function autocommit(client) {
+	await client.query("SELECT idem_claim('2', 'alone')");
+	const pool = new Pool({ max: 2 });
+	is('a claim alone commits', await value(pool, "SELECT idem_status('2', 'alone')"), 'completed');
+	const pid = () => value(pool, 'SELECT pg_backend_pid()');
+	const [first, second] = await Promise.all([pid(), pid()]);
+	is('two queries of a pool need not get the same connection', first !== second, true);
+	await pool.query('BEGIN');
+	is('one after the other they seem to', await value(pool, 'SELECT now() < statement_timestamp()'), true);
+	await pool.query('ROLLBACK');
+	await pool.end();
+}
+
+async function queued(client) {
+	const balance = () => value(client, 'SELECT balance FROM accounts WHERE id = 2');
+	const before = await balance();
+	for (let i = 0; i < 2; i++) {
+		await client.query('BEGIN');
+		await Promise.all([client.query("SELECT idem_claim('2', 'queued')"),
+			client.query('UPDATE accounts SET balance = balance - 1 WHERE id = 2')]);
+		await client.query('COMMIT');
+	}
+	is('queued work is executed twice', before - await balance(), 2);
+}
+
+async function commits(client) {
+	await client.query('BEGIN');
+	await failure(client.query('SELECT 1 / 0'));
+	is('COMMIT after an error is not an error', (await client.query('COMMIT')).command, 'ROLLBACK');
+}
+
+async function hotKey(client) {
+	const pool = new Pool({ max: 3 });
+	const claim = (wait) => failure(pool.query("SELECT idem_claim('2', 'hot', wait => $1::text::interval)", [wait]));
+	await client.query('BEGIN');
+	await client.query("SELECT idem_claim('2', 'hot')");
+	const refused = await Promise.all([claim('0'), claim('0'), claim('0')]);
+	is('without waiting, each is refused', refused.map(({ code }) => code), ['ID409', 'ID409', 'ID409']);
+	is('and others are served while the key is held', await value(pool, 'SELECT 1'), 1);
+
+	const waiters = [claim('10 min'), claim('10 min'), claim('10 min')];
+	while (await value(client, 'SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))') < 3);
+	let served = false;
+	const other = pool.query('SELECT 1').then(() => { served = true; });
+	await client.query('SELECT pg_sleep(0.2)');
+	is('three waiters: others wait for a connection', [pool.waitingCount, served], [1, false]);
+	await client.query('COMMIT');
+	await Promise.all([...waiters, other]);
+	is('until the key is free', served, true);
+	await pool.end();
+}
+
+async function main([mode, account, ...parameters]) {
+	if (mode === 'repeat') {
+		const pool = new Pool();
+		for (let i = 0; i < 12; i++) console.log((await pay(pool, 2, randomUUID(), 1))[0]);
+		await pool.query({ name: process.env.IDEM_POOLED ? undefined : 'one', text: 'SELECT 1' });
+		await pool.end();
+		return;
+	}
+	if (mode === 'pay') {
+		const pool = new Pool();
+		const [status, body] = await pay(pool, Number(account), parameters[0], Number(parameters[1]));
+		console.log(status, JSON.stringify(body));
+		await pool.end();
+		return;
+	}
+	const client = new Client();
+	await client.connect();
+	for (const part of [casts, codes, autocommit, queued, commits, hotKey]) await part(client);
+	await client.end();
+}
+
+main(process.argv.slice(2)).catch((error) => {
+	console.error(error);
+	process.exit(1);
+});
