@@ -16,3 +16,11 @@ def is_(name, got, expected):
 
 def ok(name, condition):
     is_(name, bool(condition), True)
+
+
+def failure(call, *arguments):
+    """What the call raises, or None."""
+    try:
+        call(*arguments)
+    except Exception as raised:
+        return raised

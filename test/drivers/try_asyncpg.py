@@ -15,7 +15,7 @@ REQUEST = uuid.UUID('0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01')
 
 
 def connect():
-    return asyncpg.connect(**({'statement_cache_size': 0} if os.environ.get('IDEM_POOLED') else {}))
+    return asyncpg.connect(statement_cache_size=0) if os.environ.get('IDEM_POOLED') else asyncpg.connect()
 
 
 async def pay(account, request, amount):
@@ -32,21 +32,26 @@ async def repeat():
     await connection.close()
 
 
+async def failure(connection, query, *parameters):
+    """What the query raises, or None."""
+    try:
+        await connection.fetchval(query, *parameters)
+    except Exception as raised:
+        return raised
+
+
 async def message_of(connection, query, *parameters):
     transaction = connection.transaction()
     await transaction.start()
-    try:
-        await connection.fetchval(query, *parameters)
-    except asyncpg.PostgresError as raised:
-        return str(raised)
-    finally:
-        await transaction.rollback()
-    return 'no error'
+    raised = await failure(connection, query, *parameters)
+    await transaction.rollback()
+    return str(raised)
 
 
 async def casts(connection):
-    error('`7`', await message_of(connection, 'SELECT idem_claim($1, $2)', 7, 'x'))
-    error('`7`, for `$1::text`', await message_of(connection, 'SELECT idem_claim($1::text, $2)', 7, 'x'))
+    number = await message_of(connection, 'SELECT idem_claim($1, $2)', 7, 'x')
+    is_('a number for $1::text', await message_of(connection, 'SELECT idem_claim($1::text, $2)', 7, 'x'), number)
+    error('`7`, for `$1` and for `$1::text`', number)
     error('`uuid.UUID(...)`', await message_of(connection, 'SELECT idem_claim($1, $2)', '7', REQUEST))
     error("`'0'`, for the wait", await message_of(connection, 'SELECT idem_claim($1, $2, wait => $3)', '7', 'x', '0'))
     error("`{'paid': 30}`", await message_of(connection, 'SELECT idem_complete($1)', {'paid': 30}))
@@ -56,19 +61,15 @@ async def casts(connection):
 
 
 async def codes(connection):
-    try:
-        await connection.execute("SELECT idem_claim('', 'x')")
-    except asyncpg.PostgresError as raised:
-        is_('class of an ID code', type(raised), asyncpg.UnknownPostgresError)
-        ok('which is "fatal"', isinstance(raised, asyncpg.FatalPostgresError))
-        is_('the code', raised.sqlstate, 'ID400')
-        ok('its detail', raised.detail)
+    raised = await failure(connection, "SELECT idem_claim('', 'x')")
+    is_('class of an ID code', type(raised), asyncpg.UnknownPostgresError)
+    ok('which is "fatal"', isinstance(raised, asyncpg.FatalPostgresError))
+    is_('the code', raised.sqlstate, 'ID400')
+    ok('its detail', raised.detail)
     is_('the connection is fine', (connection.is_closed(), await connection.fetchval('SELECT 1')), (False, 1))
     for code, expected in ('40001', asyncpg.SerializationError), ('40P01', asyncpg.DeadlockDetectedError):
-        try:
-            await connection.execute(f"SELECT raise_again('{code}')")
-        except asyncpg.PostgresError as raised:
-            is_(f'class of {code}', type(raised), expected)
+        raised = await failure(connection, f"SELECT raise_again('{code}')")
+        is_(f'class of {code}', (type(raised), raised.sqlstate), (expected, code))
 
 
 async def autocommit(connection):
@@ -89,10 +90,7 @@ async def pipelines(connection):
 async def commits(connection):
     transaction = connection.transaction()
     await transaction.start()
-    try:
-        await connection.execute('SELECT 1 / 0')
-    except asyncpg.PostgresError:
-        pass
+    is_('a statement fails', type(await failure(connection, 'SELECT 1 / 0')), asyncpg.DivisionByZeroError)
     is_('COMMIT after an error is not an error', await transaction.commit(), None)
 
 

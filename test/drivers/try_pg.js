@@ -87,7 +87,7 @@ async function queued(client) {
 
 async function commits(client) {
 	await client.query('BEGIN');
-	await failure(client.query('SELECT 1 / 0'));
+	is('a statement fails', (await failure(client.query('SELECT 1 / 0'))).code, '22012');
 	is('COMMIT after an error is not an error', (await client.query('COMMIT')).command, 'ROLLBACK');
 }
 

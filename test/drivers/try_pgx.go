@@ -55,12 +55,13 @@ func casts(pool *pgxpool.Pool) {
 		row, sql   string
 		parameters []interface{}
 	}{
-		{"`7`", "SELECT idem_claim($1, $2)", []interface{}{7, "x"}},
-		{"`7`, for `$1::text`", "SELECT idem_claim($1::text, $2)", []interface{}{7, "x"}},
+		{"`7`, for `$1` and for `$1::text`", "SELECT idem_claim($1, $2)", []interface{}{7, "x"}},
 		{"`[16]byte{...}`", "SELECT idem_claim($1, $2)", []interface{}{"7", uuid}},
 	} {
 		fmt.Printf("error\t%s\t%s\n", try.row, message(undone(pool, &ignored, try.sql, try.parameters...)))
 	}
+	is("a number for $1::text", message(undone(pool, &ignored, "SELECT idem_claim($1::text, $2)", 7, "x")),
+		"cannot convert 7 to Text")
 	is("a parameter of any type", message(undone(pool, &ignored, "SELECT jsonb_build_object('amount', $1)", 30)),
 		"could not determine data type of parameter $1")
 	var claimed bool
@@ -120,10 +121,10 @@ func batches(pool *pgxpool.Pool) {
 	batch = &pgx.Batch{}
 	batch.Queue("SELECT idem_claim('2', 'batch undone')")
 	batch.Queue("SELECT 1 / 0")
-	is("a batch fails", message(pool.SendBatch(ctx, batch).Close()), "division by zero")
+	is("one request of a batch fails", message(pool.SendBatch(ctx, batch).Close()), "division by zero")
 	var claimed bool
 	must(undone(pool, &claimed, "SELECT idem_claim('2', 'batch undone')"))
-	is("as one transaction", claimed, true)
+	is("and the others are rolled back", claimed, true)
 }
 
 func commits(pool *pgxpool.Pool) {

@@ -11,14 +11,15 @@ from psycopg.types.json import Jsonb
 
 import pay_psycopg
 import pipeline_psycopg
-from report import error, is_
+from report import error, failure, is_, ok
 
 REQUEST = uuid.UUID('0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01')
 
 
 def connect():
-    options = {'prepare_threshold': None} if os.environ.get('IDEM_POOLED') else {}
-    return psycopg.connect(autocommit=True, **options)
+    if os.environ.get('IDEM_POOLED'):
+        return psycopg.connect(autocommit=True, prepare_threshold=None)
+    return psycopg.connect(autocommit=True)
 
 
 def pay(account, request, amount):
@@ -56,17 +57,13 @@ def casts(connection):
 
 
 def codes(connection):
-    try:
-        connection.execute("SELECT idem_claim('', 'x')")
-    except psycopg.Error as raised:
-        is_('class of an ID code', type(raised), psycopg.DatabaseError)
-        is_('the code', raised.sqlstate, 'ID400')
-        is_('its detail', raised.diag.message_detail is not None, True)
+    raised = failure(connection.execute, "SELECT idem_claim('', 'x')")
+    is_('class of an ID code', type(raised), psycopg.DatabaseError)
+    is_('the code', raised.sqlstate, 'ID400')
+    ok('its detail', raised.diag.message_detail)
     for code, expected in ('40001', errors.SerializationFailure), ('40P01', errors.DeadlockDetected):
-        try:
-            connection.execute(f"SELECT raise_again('{code}')")
-        except psycopg.Error as raised:
-            is_(f'class of {code}', type(raised), expected)
+        raised = failure(connection.execute, f"SELECT raise_again('{code}')")
+        is_(f'class of {code}', (type(raised), raised.sqlstate), (expected, code))
 
 
 def balance(connection):
@@ -94,6 +91,9 @@ def pipelines(connection):
     answers = pipeline_psycopg.right(connection, [(2, 1, request), (2, 1, request), (2, 1, uuid.uuid4())])
     is_('a pipeline of requests pays each once', (answers, before - balance(connection)), ([{'paid': 1}] * 3, 2))
     request, before = uuid.uuid4(), balance(connection)
+    raised = failure(pipeline_psycopg.right, connection, [(2, 1, request), (2, 10 ** 9, uuid.uuid4())])
+    is_('one request of a pipeline fails', type(raised), errors.CheckViolation)
+    is_('and the others are rolled back', balance(connection), before)
     with connection.pipeline():
         answers = [pay_psycopg.pay(connection, 2, request, 1) for _ in range(2)]
     is_('the program in a pipeline pays once', (answers, before - balance(connection)), ([(200, {'paid': 1})] * 2, 1))
@@ -101,10 +101,7 @@ def pipelines(connection):
 
 def commits(connection):
     other = psycopg.connect()
-    try:
-        other.execute('SELECT 1 / 0')
-    except psycopg.Error:
-        pass
+    is_('a statement fails', type(failure(other.execute, 'SELECT 1 / 0')), errors.DivisionByZero)
     is_('COMMIT after an error is not an error', other.commit(), None)
 
 

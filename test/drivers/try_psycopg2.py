@@ -9,7 +9,7 @@ from psycopg2 import errors
 from psycopg2.extras import Json, register_uuid
 
 import pay_psycopg2
-from report import error, is_
+from report import error, failure, is_
 
 REQUEST = uuid.UUID('0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01')
 
@@ -57,15 +57,9 @@ def casts(connection):
 def codes(connection):
     for code, expected in (('ID400', psycopg2.DatabaseError), ('40001', errors.SerializationFailure),
                            ('40P01', errors.DeadlockDetected)):
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT idem_claim('', 'x')" if code == 'ID400' else
-                               f"SELECT raise_again('{code}')")
-        except psycopg2.Error as raised:
-            is_(f'class of {code}', type(raised), expected)
-            is_(f'the code {code}', raised.pgcode, code)
-            if code == 'ID400':
-                is_('its detail', raised.diag.message_detail is not None, True)
+        raised = failure(value, connection,
+                         "SELECT idem_claim('', 'x')" if code == 'ID400' else f"SELECT raise_again('{code}')")
+        is_(f'class of {code}', (type(raised), raised.pgcode), (expected, code))
         connection.rollback()
 
 
@@ -95,10 +89,7 @@ def autocommit(connection):
 
 
 def commits(connection):
-    try:
-        value(connection, 'SELECT 1 / 0')
-    except psycopg2.Error:
-        pass
+    is_('a statement fails', type(failure(value, connection, 'SELECT 1 / 0')), errors.DivisionByZero)
     is_('COMMIT after an error is not an error', connection.commit(), None)
 
 
