@@ -24,11 +24,14 @@ OBJS = \
 	src/claim.o \
 	src/lease.o \
 	src/settle.o \
+	src/holder.o \
 	src/lookup.o \
 	src/outcome.o \
 	src/held.o \
 	src/wait.o \
+	src/store_open.o \
 	src/store.o \
+	src/expiry.o \
 	src/policy.o \
 	src/scopes.o \
 	src/key.o \

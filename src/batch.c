@@ -134,7 +134,7 @@ read_items(FunctionCallInfo fcinfo, text *scope, int *n, int *nvalid)
 static inline int
 compare_items(const IdemClaimItem *a, const IdemClaimItem *b)
 {
-	int			order = idem_key_compare(&a->key, &b->key);
+	int			order = idem_store_compare_keys(&a->key, &b->key);
 
 	return order != 0 ? order : a->ordinal - b->ordinal;
 }
@@ -282,7 +282,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	sort_items(items, nvalid);
 
 	InitMaterializedSRF(fcinfo, 0);
-	idem_claim_begin(&call, "idem_claim_many()");
+	idem_store_open("idem_claim_many()");
 	begin_answers(&answers, n, n - nvalid, rsinfo->setDesc);
 	claim_items(&call, items, nvalid, &answers);
 	idem_claim_end(&call);

@@ -19,8 +19,8 @@
  * receives every change that was committed before, and no change can follow while it
  * is held: DROP, RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
  * locks it first, and starts again if the relation is gone, if an invalidation has come
- * (a writer, use_store()), or if another relation is named now (a reader).
- * idem_policy_lock() looks up the OID of idem_scopes again for each promise.
+ * (a writer, idem_store_use()), or if another relation is named now (a reader).
+ * idem_policy_promise() looks up the OID of idem_scopes again for each promise.
  */
 #include "postgres.h"
 

@@ -40,11 +40,10 @@
 #include "catalog.h"
 #include "claim.h"
 #include "held.h"
+#include "holder.h"
 #include "key.h"
-#include "lease.h"
 #include "outcome.h"
 #include "policy.h"
-#include "settle.h"
 #include "sqlstate.h"
 #include "stats.h"
 #include "store.h"
@@ -87,6 +86,7 @@ typedef enum Step
 typedef struct Look
 {
 	bool		taken;			/* false: look first */
+	bool		guessed;		/* that the key is new, in vain: do not guess again */
 	IdemProbe	probe;
 	IdemFound	found;
 } Look;
@@ -122,11 +122,12 @@ is_stale(const IdemClaimCall *call)
  * yet when it passes its own.
  */
 static IdemRow
-claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
+claimed_row(const IdemClaimCall *call, TimestampTz remembered_until,
+			const IdemRow *predecessor)
 {
 	IdemRow		row = {
 		.state = IDEM_STATE_COMPLETED,
-		.expires_at = idem_remembered_until(&call->policy, call->key_time),
+		.expires_at = remembered_until,
 		.lease_until = IDEM_NO_TIME,
 		.fingerprint = (const IdemStored *) call->fingerprint,
 		.progress = (const IdemStored *) call->progress
@@ -136,8 +137,7 @@ claimed_row(const IdemClaimCall *call, const IdemRow *predecessor)
 	{
 		row.state = IDEM_STATE_IN_PROGRESS;
 		row.lease_until = GetCurrentTimestamp() + call->lease_us;
-		row.expires_at = Max(row.expires_at,
-							 idem_whole_second(row.lease_until));
+		row.expires_at = Max(row.expires_at, row.lease_until);
 		row.token = idem_store_draw_token();
 	}
 	if (predecessor != NULL)
@@ -203,17 +203,25 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 }
 
 /*
- * To be called before the clock is looked at for a promise.  Where the policy is not
- * current, the lock is kept: the key is looked at again by a policy that is read under
- * the lock, and the promise is made in the second round at the latest.
+ * To be called just before a row is written.  Where the policy has changed, the lock is
+ * kept: the next attempt looks at the key by a policy that is read under the lock, and
+ * makes its promise at the latest.
  */
 static Step
-begin_promise(IdemClaimCall *call)
+begin_promise(IdemClaimCall *call, TimestampTz *remembered_until)
 {
-	if (!idem_policy_lock(false, GetCurrentSubTransactionId()))
-		return STEP_WAIT_FOR_POLICY;
-	call->has_policy = idem_policy_is_current(&call->policy);
-	return call->has_policy ? STEP_PROMISE : STEP_AGAIN;
+	switch (idem_policy_promise(&call->policy, call->key_time,
+								remembered_until))
+	{
+		case IDEM_PROMISE_MADE:
+			return STEP_PROMISE;
+		case IDEM_PROMISE_OUTDATED:
+			call->has_policy = false;
+			return STEP_AGAIN;
+		case IDEM_PROMISE_REFUSED:
+			return STEP_WAIT_FOR_POLICY;
+	}
+	pg_unreachable();
 }
 
 /*
@@ -239,6 +247,7 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	Step		step;
 	IdemRow		row;
+	TimestampTz remembered_until;
 
 	if (is_stale(call))
 	{
@@ -246,10 +255,10 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 		answer->outcome = IDEM_STALE;
 		return idem_store_is_absent(&call->key) ? STEP_ANSWER : STEP_AGAIN;
 	}
-	step = begin_promise(call);
+	step = begin_promise(call, &remembered_until);
 	if (step != STEP_PROMISE)
 		return step;
-	row = claimed_row(call, NULL);
+	row = claimed_row(call, remembered_until, NULL);
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
 	if (withdraw_if_stale(call))
@@ -264,11 +273,12 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 			   const IdemRow *predecessor, IdemClaimAnswer *answer)
 {
 	IdemRow		row;
-	Step		step = begin_promise(call);
+	TimestampTz remembered_until;
+	Step		step = begin_promise(call, &remembered_until);
 
 	if (step != STEP_PROMISE)
 		return step;
-	row = claimed_row(call, predecessor);
+	row = claimed_row(call, remembered_until, predecessor);
 	if (!idem_store_update(&call->key, found, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
 	answer_claimed(answer, &row, predecessor);
@@ -278,15 +288,14 @@ claim_in_place(IdemClaimCall *call, IdemFound *found,
 }
 
 /*
- * Claims the key if it is new, without a look.  What else the insert meets says nothing
- * yet: a replay does not wait for whoever changes a promise, say.  So then, look.
+ * Claims the key if it is new, which is a guess.  What else the insert meets says nothing:
+ * a replay does not wait for a change of a promise, say.  So look at the key then.
  */
-static bool
-claim_by_guess(IdemClaimCall *call, IdemClaimAnswer *answer)
+static Step
+claim_by_guess(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
-	return !is_stale(call) &&
-		claim_absent(call, answer) == STEP_ANSWER &&
-		answer->outcome == IDEM_CLAIMED;
+	look->guessed = true;
+	return claim_absent(call, answer) == STEP_ANSWER ? STEP_ANSWER : STEP_AGAIN;
 }
 
 /* One look at the key, unless it is taken, and one write; it waits for nobody. */
@@ -296,19 +305,17 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	IdemFound  *found = &look->found;
 	IdemOutcome outcome;
 	bool		lease_is_live;
-
 	/* A lease looks before it draws a token. */
-	if (!look->taken && call->lease_us == 0 && idem_store_guess_absent())
-	{
-		if (claim_by_guess(call, answer))
-			return STEP_ANSWER;
-		if (!call->has_policy)
-			return STEP_AGAIN;
-	}
+	bool		may_guess = !look->guessed && call->lease_us == 0 &&
+		!is_stale(call);
+
+	Assert(call->has_policy);
 	if (!look->taken)
-		look->probe = idem_store_probe(&call->key, found);
+		look->probe = idem_store_probe(&call->key, may_guess, found);
 	/* Whoever comes here again wants another one. */
 	look->taken = false;
+	if (look->probe == IDEM_PROBE_GUESSED_ABSENT)
+		return claim_by_guess(call, look, answer);
 	if (look->probe == IDEM_PROBE_ABSENT)
 		return claim_absent(call, answer);
 	if (look->probe != IDEM_PROBE_PRESENT)
@@ -363,7 +370,6 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	if (!call->has_policy)
 	{
-		idem_store_open(call->command);
 		call->policy = idem_policy(call->key.scope);
 		call->has_policy = true;
 	}
@@ -378,36 +384,38 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 	return STEP_LOOK;
 }
 
-/* False: the caller's patience is at its end. */
+/* False: the deadline passed. */
 static bool
-wait_for_holder(IdemClaimCall *call, Step step, Look *look,
-				IdemDeadline *delete_deadline)
+wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
+				const IdemDeadline *delete_deadline)
 {
-	IdemFound  *found = &look->found;
-	IdemDeadline *deadline = &call->deadline;
+	const IdemFound *found = &look->found;
+	const IdemDeadline *deadline = &call->deadline;
 
 	idem_claim_end(call);
 	if (step == STEP_WAIT_FOR_LEASE)
 	{
 		idem_store_step_back();
-		return idem_wait_for_lease(&call->key, found->row.lease_until, deadline);
+		return idem_wait_for_lease(&call->key, found->row.lease_until,
+								   &call->deadline);
 	}
 
 	idem_wait_end();
 	if (step == STEP_WAIT_FOR_POLICY)
 	{
 		/* Once for all keys of the call */
-		call->is_refused = call->is_refused || !idem_wait_for_policy(deadline);
+		call->is_refused = call->is_refused ||
+			!idem_wait_for_lock(idem_policy_wait_lock,
+								"a change of idem_scopes", deadline);
 		return !call->is_refused;
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
-		return idem_wait_for_row_lock(&call->key, &found->tid, deadline);
-	if (found->speculative != 0)
-		return idem_wait_for_inserter(&call->key, found->xid,
-									  found->speculative, deadline);
-	if (look->probe == IDEM_PROBE_DELETING && deadline->at_us < delete_deadline->at_us)
+		return idem_wait_for_row_lock(&call->key, found, deadline);
+	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
+		deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
-	return idem_wait_for_transaction(&call->key, found->xid, deadline);
+	return idem_wait_for_transaction(&call->key, found->xid,
+									 found->speculative, deadline);
 }
 
 static void
@@ -418,14 +426,6 @@ note_claimed(IdemClaimCall *call, const IdemClaimAnswer *answer)
 	/* The token must not be drawn again after a crash. */
 	if (call->lease_us > 0)
 		idem_commit_lease(&call->key);
-}
-
-void
-idem_claim_begin(IdemClaimCall *call, const char *command)
-{
-	call->command = command;
-	call->has_policy = false;
-	idem_store_open(command);
 }
 
 void
@@ -552,7 +552,8 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 											&items[nitems - 1].key);
 		if (!rest_is_absent)
 		{
-			latest->probe = idem_store_probe(&call->key, &latest->found);
+			latest->probe = idem_store_probe(&call->key, false,
+											 &latest->found);
 			latest->taken = true;
 			if (latest->probe != IDEM_PROBE_ABSENT)
 				break;
@@ -569,18 +570,19 @@ static bool
 claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 				  IdemClaimAnswer *answers)
 {
-	IdemNewRow *rows;
+	IdemNewRow *rows = palloc(nitems * sizeof(IdemNewRow));
 	bool		claimed;
 
-	if (begin_promise(call) != STEP_PROMISE)
-		return false;
-	rows = palloc(nitems * sizeof(IdemNewRow));
 	for (int i = 0; i < nitems; i++)
 	{
+		TimestampTz remembered_until;
+
 		set_item(call, &items[i]);
 		(void) check_key_time(call);
+		if (begin_promise(call, &remembered_until) != STEP_PROMISE)
+			return false;
 		rows[i].key = call->key;
-		rows[i].row = claimed_row(call, NULL);
+		rows[i].row = claimed_row(call, remembered_until, NULL);
 	}
 	claimed = idem_store_insert_many(rows, nitems);
 	for (int i = 0; claimed && i < nitems; i++)
@@ -690,7 +692,7 @@ read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 static void
 claim_one(IdemClaimCall *call, const char *command, IdemClaimAnswer *answer)
 {
-	idem_claim_begin(call, command);
+	idem_store_open(command);
 	idem_claim_key(call, answer);
 	idem_claim_end(call);
 	if (answer->outcome == IDEM_INVALID)

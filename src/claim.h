@@ -19,15 +19,14 @@ typedef enum IdemKeyTimeCheck
 
 typedef struct IdemClaimCall
 {
-	/* The caller's to set, before idem_claim_begin() */
+	/* The caller's to set, before the first key */
 	IdemKey		key;
 	bytea	   *fingerprint;	/* NULL: none */
 	int64		lease_us;		/* 0: a transactional claim */
 	Jsonb	   *progress;		/* of a lease; NULL: none */
 	IdemDeadline deadline;
 
-	/* claim.c's */
-	const char *command;		/* for errors */
+	/* claim.c's, zero at first */
 	bool		has_policy;
 	bool		is_refused;		/* somebody changes a promise, and it would not wait */
 	IdemPolicy	policy;
@@ -45,10 +44,11 @@ typedef struct IdemClaimAnswer
 	TimestampTz lease_until;	/* the same */
 } IdemClaimAnswer;
 
-/* Once a call from SQL, before the first key and after the last.  Raises 25006 and
- * 0A000.  The end, which may also come between two keys, lets changes of idem_scopes
- * through that wait for the call; the next key goes by what they have left. */
-extern void idem_claim_begin(IdemClaimCall *call, const char *command);
+/*
+ * To be called after the last key.  It may also come between two keys: it lets changes of
+ * idem_scopes through that wait for this call, and the next key goes by what they have
+ * left.  Before the first key, call idem_store_open().
+ */
 extern void idem_claim_end(IdemClaimCall *call);
 
 /* One of many keys */

@@ -30,11 +30,11 @@
 #include "utils/timestamp.h"
 
 #include "cleanup.h"
+#include "expiry.h"
 #include "guc.h"
 #include "policy.h"
 #include "sqlstate.h"
 #include "stats.h"
-#include "store.h"
 #include "wait.h"
 
 /* A batch ends after this, so that it does not hold back VACUUM for long. */

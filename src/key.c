@@ -154,30 +154,6 @@ equal_text(const text *a, const text *b)
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-static int
-compare_text(const text *a, const text *b)
-{
-	Size		shorter = Min(VARSIZE_ANY_EXHDR(a), VARSIZE_ANY_EXHDR(b));
-	int			order = memcmp(VARDATA_ANY(a), VARDATA_ANY(b), shorter);
-
-	if (order != 0)
-		return order;
-	return (int) VARSIZE_ANY_EXHDR(a) - (int) VARSIZE_ANY_EXHDR(b);
-}
-
-/* The order of the primary key */
-int
-idem_key_compare(const IdemKey *a, const IdemKey *b)
-{
-	int			order = compare_text(a->request_id, b->request_id);
-
-	if (order == 0)
-		order = compare_text(a->user_id, b->user_id);
-	if (order == 0)
-		order = compare_text(a->scope, b->scope);
-	return order;
-}
-
 bool
 idem_key_equal(const IdemKey *a, const IdemKey *b)
 {

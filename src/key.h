@@ -32,7 +32,6 @@ extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
 
 extern uint32 idem_key_hash(const IdemKey *key);
 extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
-extern int	idem_key_compare(const IdemKey *a, const IdemKey *b);
 
 /* errdetail() that names the key */
 extern int	idem_errdetail_key(const IdemKey *key);

@@ -15,9 +15,7 @@
 
 #include "catalog.h"
 #include "held.h"
-#include "key.h"
-#include "policy.h"
-#include "store.h"
+#include "holder.h"
 
 #define LOOKUP_COLUMNS 6
 

@@ -184,8 +184,8 @@ with_settings(IdemPolicy policy)
  * taking a lock does besides (it processes invalidations), or a lock that is granted just
  * as the wait is given up, is cleaned up with the caller's subtransaction.
  */
-bool
-idem_policy_lock(bool wait, SubTransactionId subtransaction)
+static bool
+lock_scopes(bool wait, SubTransactionId subtransaction)
 {
 	Oid			scopes = idem_catalog()->scopes;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -222,16 +222,27 @@ idem_policy_unlock(void)
 	locked_scopes = InvalidOid;
 }
 
-/*
- * After idem_policy_lock(), which receives what was changed before.  A policy that was
- * read under the lock is current for as long as the lock is held, whatever invalidations
- * come: otherwise a claim would never end where each lock brings one
- * (debug_discard_caches).
- */
-bool
-idem_policy_is_current(const IdemPolicy *policy)
+void
+idem_policy_wait_lock(SubTransactionId subtransaction)
 {
-	return policy->generation == invalidations || policy->lock == locks_taken;
+	(void) lock_scopes(true, subtransaction);
+}
+
+/*
+ * Taking the lock receives what was changed before.  A policy that was read under the lock
+ * is current for as long as the lock is held, whatever invalidations come: otherwise a
+ * claim would never end where each lock brings one (debug_discard_caches).
+ */
+IdemPromise
+idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
+					TimestampTz *remembered_until)
+{
+	if (!lock_scopes(false, GetCurrentSubTransactionId()))
+		return IDEM_PROMISE_REFUSED;
+	if (policy->generation != invalidations && policy->lock != locks_taken)
+		return IDEM_PROMISE_OUTDATED;
+	*remembered_until = idem_remembered_until(policy, key_time);
+	return IDEM_PROMISE_MADE;
 }
 
 static void
@@ -325,14 +336,7 @@ idem_may_be_forgotten(const IdemPolicy *policy, TimestampTz key_time)
 }
 
 TimestampTz
-idem_whole_second(TimestampTz time)
-{
-	return (time + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
-}
-
-TimestampTz
 idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
 {
-	return idem_whole_second(Max(GetCurrentTimestamp(), key_time) +
-							 policy->ttl_us);
+	return Max(GetCurrentTimestamp(), key_time) + policy->ttl_us;
 }

@@ -26,15 +26,26 @@ typedef struct IdemPolicy
 	uint64		lock;			/* number of the lock under which it was read; 0: none */
 } IdemPolicy;
 
+/* What became of a promise */
+typedef enum IdemPromise
+{
+	IDEM_PROMISE_MADE,
+	IDEM_PROMISE_OUTDATED,		/* the policy has changed: read it again, keep the lock */
+	IDEM_PROMISE_REFUSED		/* a change of a promise is under way: wait for the lock */
+} IdemPromise;
+
 /*
- * The lock that orders claims with changes of a promise (scopes.c).  A claim takes it
- * before it checks that its policy is current, keeps it until its row is written, and
+ * Promises to remember a key, under the lock that orders claims with changes of a promise
+ * (scopes.c), and says until when.  A claim keeps the lock until its row is written, and
  * never holds it while it waits for a holder.  It is held until idem_policy_unlock(), or
- * until that subtransaction aborts.  wait = false: returns false if a change of a
- * promise is under way.
+ * until the subtransaction aborts.
  */
-extern bool idem_policy_lock(bool wait, SubTransactionId subtransaction);
-extern bool idem_policy_is_current(const IdemPolicy *policy);
+extern IdemPromise idem_policy_promise(const IdemPolicy *policy,
+									   TimestampTz key_time,
+									   TimestampTz *remembered_until);
+
+/* Waits for that lock, and takes it for the given subtransaction. */
+extern void idem_policy_wait_lock(SubTransactionId subtransaction);
 extern void idem_policy_unlock(void);
 
 /* Once a backend */
@@ -45,16 +56,13 @@ extern IdemPolicy idem_policy(const text *scope);
 
 /*
  * Until when a claim made or settled now is remembered: its ttl from now on, or
- * from the key's own time where that is later (IDEM_NO_KEY_TIME: has none),
- * rounded up to the second, so that index entries deduplicate.
+ * from the key's own time where that is later (IDEM_NO_KEY_TIME: has none).
  */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN
 
 /* Whether a claim of a key of that time may have been made and forgotten */
 extern bool idem_may_be_forgotten(const IdemPolicy *policy,
 								  TimestampTz key_time);
-
-extern TimestampTz idem_whole_second(TimestampTz time);	/* rounds up */
 
 extern TimestampTz idem_remembered_until(const IdemPolicy *policy,
 										 TimestampTz key_time);

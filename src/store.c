@@ -1,6 +1,6 @@
 /*
  * store.c
- *	  The claims table: the only code that knows its layout and touches it.
+ *	  The claims table: probing and writing it.
  *
  * Claims are written through the table access method rather than by SQL: that
  * is several times cheaper, and it needs no right on the table, so that the
@@ -29,48 +29,9 @@
  * transaction, and nothing in the subtransaction waits for others: so a key whose row is
  * rolled back is free at once.  Each such subtransaction uses one transaction id.
  *
- * Locks, in this order:
- *
- *	1. RowExclusiveLock on the table, then on its indexes.  They are held until the
- *	   transaction ends, as after any DML.  Unlike there they belong to the transaction
- *	   and not to the portal or the savepoint, because the store stays open as long;
- *	2. for a lease, the lock of the key, from before the probe to after the write;
- *	3. the speculative lock between steps 2 and 6 above, or the id of the subtransaction
- *	   that writes many rows.
- *
- * While it holds lock 3, nothing waits for another transaction, with one exception: an
- * index that a user made unique waits for the holder of an equal value, as in any INSERT.
- * Only lock_timeout bounds that wait, not the deadline of the call.
- *
  * Updates and deletes never wait.  A row of another transaction is locked with
  * LockWaitSkip before it is updated; a delete is tried without waiting.  If the row is
  * taken, the caller probes again.
- *
- * What the executor would have done is done by check_writable(), which refuses a
- * transaction that may not write, and by open_store(), which refuses a table that was
- * given triggers, rules, row security, constraints or columns: a direct insert would
- * pass them by.  Columns that were dropped again do no harm.  Indexes that a user added
- * are maintained.
- *
- * Opening relations, indexes and a scan costs as much as a probe, so they are
- * kept open from the first claim of a transaction to its end (the_store).  They
- * belong to the transaction's own resource owner and memory, not to the portal or
- * the subtransaction that happens to claim first, and are released
- *
- *	- before the transaction commits or is prepared; an abort releases them by
- *	  itself;
- *	- when a subtransaction aborts that may have created what is open;
- *	- before any utility command, which could be DDL of the table, and would be
- *	  refused while its own session has the table open; and after each use within a
- *	  command that fires event triggers, since such a trigger can call us;
- *	- at the next use after an invalidation of the table or of an index of it.
- *
- * Each function below takes the store with use_store() and gives it back with
- * done_with_store(); in between nothing waits for a holder.  An error in between
- * leaves in_use set until the subtransaction has aborted.  The buffer pins of the
- * scan then belong to that, so the scan is dropped rather than ended.  (A nested
- * subtransaction can abort in between only if the expression of a user's index calls a
- * function that has one.)
  */
 #include "postgres.h"
 
@@ -81,28 +42,17 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/partition.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_collation_d.h"
-#include "catalog/pg_constraint.h"
-#include "catalog/pg_index.h"
 #include "catalog/pg_sequence.h"
-#include "catalog/pg_type_d.h"
 #include "commands/sequence.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/makefuncs.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/procarray.h"
-#include "tcop/cmdtag.h"
-#include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
@@ -110,636 +60,13 @@
 #include "utils/syscache.h"
 
 #include "compat.h"
-#include "store.h"
-
-/* Columns of idem_claims, as in the install script */
-enum
-{
-	Anum_claims_expires_at = 1,
-	Anum_claims_lease_until,
-	Anum_claims_token,
-	Anum_claims_state,
-	Anum_claims_request_id,
-	Anum_claims_user_id,
-	Anum_claims_scope,
-	Anum_claims_fingerprint,
-	Anum_claims_result,
-	Anum_claims_progress
-};
-
-#define Natts_claims Anum_claims_progress
-
-/*
- * A marker has none of the columns that follow.  Its row ends before them, like one
- * that is older than a column, which reads as NULL: with no more than eight columns
- * the header has room for the bitmap of NULLs, and a row is eight bytes shorter.
- */
-#define Natts_marker Anum_claims_scope
+#include "store_internal.h"
 
 /* After how many new keys in a row the next one is inserted without a look */
 #define GUESS_AFTER 100
 
-/* InvalidOid: the type idem_state, whose OID differs */
-static const Oid claims_column_types[Natts_claims] = {
-	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
-	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
-};
-
-static const bool claims_column_not_null[Natts_claims] = {
-	true, false, false, true, true, true, true, false, false, false
-};
-
-/* Columns of the primary key, in its order */
-static const AttrNumber key_columns[] = {
-	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
-};
-
-#define KEY_COLUMNS lengthof(key_columns)
-
-typedef struct Store
-{
-	MemoryContext context;		/* holds all of this */
-	bool		in_use;
-	SubTransactionId used_in;	/* in which the latest use began */
-	SubTransactionId opened_in; /* the latest in which relations were */
-	Relation	claims;
-	Relation	key_index;
-	bool		has_user_index;
-	TupleTableSlot *slot;
-	TupleDesc	marker;			/* its columns */
-	Relation   *kept_open;		/* referenced by the transaction */
-	int			nkept_open;
-
-	/* For inserting, made as they are needed */
-	TupleTableSlot **new_rows;
-	int			nnew_rows;
-	ItemPointerData latest;		/* where the latest one was put, or invalid */
-
-	/* For probing */
-	SnapshotData dirty;
-	ScanKeyData keys[KEY_COLUMNS];
-	IndexScanDesc scan;			/* with a reference of its own to the index */
-
-	/* For writing index entries; made by the first write */
-	EState	   *estate;
-	ResultRelInfo *target;
-	List	   *arbiters;		/* the primary key */
-} Store;
-
-static Store *the_store = NULL;
-static bool the_store_is_stale = false;
-
-/* Commands that fire event triggers, and in which this is called */
-static int	ddl_depth = 0;
-
-/* This transaction's: what it has locked, and whether it has written any row */
-static Oid	locked_claims = InvalidOid;
-static Oid	locked_key_index = InvalidOid;
-static bool has_written = false;
-
 /* This session's: how many keys in a row were new */
 static uint64 new_in_a_row = 0;
-static ProcessUtility_hook_type next_process_utility = NULL;
-
-struct IdemExpiryScan
-{
-	Store	   *store;
-	Relation	index;
-	Snapshot	snapshot;
-	IndexScanDesc scan;
-};
-
-/* hint: works when it is followed; if more is in the way, the next error says so. */
-static void
-refuse_table(Relation claims, const char *reason, const char *hint)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("table \"%s\" cannot hold claims: it has %s",
-					RelationGetRelationName(claims), reason),
-			 errdetail("Claims are written directly into the table, without the executor, so that this would be ignored or do harm."),
-			 errhint("%s", hint)));
-}
-
-static char *
-qualified_name(Oid relid)
-{
-	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
-									  get_rel_name(relid));
-}
-
-/* change: of ALTER TABLE */
-static void
-refuse_layout(Relation claims, const char *change)
-{
-	const char *hint = "Dump this database and restore it: a dropped column cannot come back to its place in the table.";
-
-	if (change != NULL)
-		hint = psprintf("Run ALTER TABLE %s %s.",
-						qualified_name(RelationGetRelid(claims)), change);
-	refuse_table(claims, "another layout than the extension gave it", hint);
-}
-
-static void
-check_storage(Relation claims)
-{
-	if (claims->rd_rel->relkind != RELKIND_RELATION)
-		refuse_layout(claims, NULL);
-	if (claims->rd_rel->relispartition)
-		refuse_table(claims, "become a partition",
-					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
-							  qualified_name(get_partition_parent(RelationGetRelid(claims),
-																  true)),
-							  qualified_name(RelationGetRelid(claims))));
-	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
-		refuse_layout(claims, "SET ACCESS METHOD heap");
-	if (claims->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		refuse_layout(claims, "SET LOGGED");
-}
-
-/* As in the install script, and read as NULL where a row ends before it */
-static void
-check_column(Relation claims, int i)
-{
-	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
-	Oid			type = OidIsValid(claims_column_types[i]) ?
-		claims_column_types[i] : idem_catalog()->state_type;
-
-	if (column->attisdropped || column->atthasmissing)
-		refuse_layout(claims, NULL);
-	if (column->atttypid != type ||
-		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
-	{
-		const char *name = quote_identifier(NameStr(column->attname));
-		const char *type_name = format_type_be_qualified(type);
-
-		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
-									   name, type_name,
-									   type == TEXTOID ? " COLLATE \"C\"" : "",
-									   name, type_name));
-	}
-	if (column->attnotnull != claims_column_not_null[i])
-		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL",
-									   quote_identifier(NameStr(column->attname)),
-									   column->attnotnull ? "DROP" : "SET"));
-}
-
-/*
- * The columns are the ones of the install script.  Dropped ones after them are what a
- * change that was taken back leaves for good; they are NULL in every row that is written.
- */
-static void
-check_layout(Relation claims)
-{
-	TupleDesc	desc = RelationGetDescr(claims);
-
-	idem_refuse_distributed(claims);
-	check_storage(claims);
-	if (desc->natts < Natts_claims)
-		refuse_layout(claims, NULL);
-	for (int i = 0; i < Natts_claims; i++)
-		check_column(claims, i);
-	for (int i = Natts_claims; i < desc->natts; i++)
-		if (!TupleDescAttr(desc, i)->attisdropped)
-			refuse_layout(claims,
-						  psprintf("DROP COLUMN %s",
-								   quote_identifier(NameStr(TupleDescAttr(desc, i)->attname))));
-}
-
-static void
-check_direct_writes(Relation claims)
-{
-	TupleConstr *constraints = RelationGetDescr(claims)->constr;
-
-	if (claims->trigdesc != NULL)
-		refuse_table(claims, "triggers, foreign keys or deferrable constraints",
-					 "Drop them, also foreign keys of other tables that refer to it, and react to the application's own tables instead.");
-	if (claims->rd_rules != NULL && claims->rd_rules->numLocks > 0)
-		refuse_table(claims, "rules", "Drop them.");
-	if (claims->rd_rel->relrowsecurity)
-		refuse_table(claims, "row security",
-					 psprintf("Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY. Grant the functions rather than the table.",
-							  qualified_name(RelationGetRelid(claims))));
-	if (constraints != NULL && constraints->num_check > 0)
-		refuse_table(claims, "CHECK constraints", "Drop them.");
-}
-
-static void
-unlock_for_transaction(Oid *locked)
-{
-	ResourceOwner owner = CurrentResourceOwner;
-
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	UnlockRelationOid(*locked, RowExclusiveLock);
-	CurrentResourceOwner = owner;
-	*locked = InvalidOid;
-}
-
-static void
-lock_for_transaction(Oid *locked, Oid relid)
-{
-	ResourceOwner owner = CurrentResourceOwner;
-
-	if (*locked == relid)
-		return;
-	if (OidIsValid(*locked) && !has_written)
-		unlock_for_transaction(locked);
-	/* An error in here is cleaned up after by the caller's owner. */
-	LockRelationOid(relid, RowExclusiveLock);
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	LockRelationOid(relid, RowExclusiveLock);
-	CurrentResourceOwner = owner;
-	UnlockRelationOid(relid, RowExclusiveLock);
-	*locked = relid;
-}
-
-/*
- * If the table was dropped since the catalog was read, locking it has processed the
- * invalidation, and idem_catalog() finds the new table or raises the error that there
- * is none.
- */
-static Relation
-open_claims_to_write(void)
-{
-	Relation	claims;
-
-	do
-	{
-		CHECK_FOR_INTERRUPTS();
-		lock_for_transaction(&locked_claims, idem_catalog()->claims);
-		claims = try_table_open(locked_claims, NoLock);
-	} while (claims == NULL);
-	check_layout(claims);
-	return claims;
-}
-
-/*
- * The same; and the wait for the lock can have been one for DDL that put another table
- * in its place.  A writer notices that by the store being stale.
- */
-static Relation
-open_claims_to_read(void)
-{
-	Relation	claims;
-
-	for (;;)
-	{
-		CHECK_FOR_INTERRUPTS();
-		claims = try_table_open(idem_catalog()->claims, AccessShareLock);
-		if (claims == NULL)
-			continue;
-		if (idem_catalog()->claims == RelationGetRelid(claims))
-			break;
-		table_close(claims, AccessShareLock);
-	}
-	check_layout(claims);
-	return claims;
-}
-
-/* Its columns can have been renamed. */
-static void
-refuse_key(Relation claims)
-{
-	Oid			present;
-	const char *drop = "";
-	const char *columns[KEY_COLUMNS];
-
-	(void) get_primary_key_attnos(RelationGetRelid(claims), true, &present);
-	if (OidIsValid(present))
-		drop = psprintf("DROP CONSTRAINT %s, ",
-						quote_identifier(get_constraint_name(present)));
-	for (int i = 0; i < KEY_COLUMNS; i++)
-		columns[i] = quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(claims),
-															key_columns[i] - 1)->attname));
-	refuse_table(claims, "another primary key than the extension gave it",
-				 psprintf("Run ALTER TABLE %s %sADD PRIMARY KEY (%s, %s, %s). It is what prevents a second execution.",
-						  qualified_name(RelationGetRelid(claims)), drop,
-						  columns[0], columns[1], columns[2]));
-}
-
-static Relation
-open_key_index(Relation claims, bool to_write)
-{
-	Oid			oid = idem_primary_key_index(claims);
-	Relation	index = NULL;
-	bool		same;
-
-	if (OidIsValid(oid) && to_write)
-		lock_for_transaction(&locked_key_index, oid);
-	if (OidIsValid(oid))
-		index = index_open(oid, to_write ? NoLock : AccessShareLock);
-	same = index != NULL && index->rd_index->indisvalid &&
-		index->rd_rel->relam == BTREE_AM_OID &&
-		index->rd_index->indnkeyatts == KEY_COLUMNS;
-
-	for (int i = 0; same && i < KEY_COLUMNS; i++)
-		same = index->rd_index->indkey.values[i] == key_columns[i] &&
-			index->rd_indcollation[i] == C_COLLATION_OID;
-	if (!same)
-		refuse_key(claims);
-	return index;
-}
-
-/* ScanKeyInit() means collation "C", which is that of the columns. */
-static void
-init_scan_keys(ScanKey keys)
-{
-	for (int i = 0; i < KEY_COLUMNS; i++)
-		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-}
-
-static bool
-has_user_index(const Store *store)
-{
-	List	   *indexes = RelationGetIndexList(store->claims);
-	bool		found = false;
-	ListCell   *cell;
-
-	foreach(cell, indexes)
-	{
-		if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
-			lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
-			found = true;
-	}
-	list_free(indexes);
-	return found;
-}
-
-static void
-check_writable(const char *command)
-{
-	if (XactReadOnly)
-		ereport(ERROR,
-				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-				 errmsg("cannot execute %s in a read-only transaction", command),
-				 RecoveryInProgress() ?
-				 errhint("This server is a standby: send the request to the primary.") :
-				 errhint("Use a read-write transaction, the one that does the work.")));
-	PreventCommandIfParallelMode(command);
-	PreventCommandDuringRecovery(command);
-}
-
-static void
-reference_for_transaction(Relation rel)
-{
-	ResourceOwner owner = CurrentResourceOwner;
-
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	RelationIncrementReferenceCount(rel);
-	CurrentResourceOwner = owner;
-}
-
-/*
- * Keeps the relation open, which the caller has opened, until release_store().  Nothing
- * can fail between the reference and the note of it.
- */
-static void
-keep_open(Store *store, Relation rel)
-{
-	reference_for_transaction(rel);
-	store->kept_open[store->nkept_open++] = rel;
-}
-
-/* For so many relations more */
-static void
-make_room_to_keep(Store *store, int nrelations)
-{
-	Size		bytes = (store->nkept_open + nrelations) * sizeof(Relation);
-
-	store->kept_open = store->kept_open == NULL ?
-		MemoryContextAlloc(store->context, bytes) :
-		repalloc(store->kept_open, bytes);
-}
-
-static void
-make_slots(Store *store)
-{
-	/* A copy of the descriptor has no reference count to give back. */
-	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
-
-	store->slot = MakeSingleTupleTableSlot(desc,
-										   table_slot_callbacks(store->claims));
-	store->marker = CreateTemplateTupleDesc(Natts_marker);
-	for (AttrNumber i = 1; i <= Natts_marker; i++)
-		TupleDescCopyEntry(store->marker, i, desc, i);
-}
-
-/*
- * Opens, checks and allocates on the account of the caller's subtransaction, so that an
- * error leaves nothing behind.  Then the_store is set, in use, and the transaction
- * references what is open: from there on an error in a subtransaction releases it.
- */
-static void
-open_store(void)
-{
-	MemoryContext context = AllocSetContextCreate(CurTransactionContext,
-												  "idem store",
-												  ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(context);
-	Store	   *store = palloc0(sizeof(Store));
-	IndexScanDesc scan;
-
-	store->context = context;
-	store->in_use = true;
-	store->used_in = store->opened_in = GetCurrentSubTransactionId();
-	store->claims = open_claims_to_write();
-	check_direct_writes(store->claims);
-	store->key_index = open_key_index(store->claims, true);
-	store->has_user_index = has_user_index(store);
-	InitDirtySnapshot(store->dirty);
-	init_scan_keys(store->keys);
-	make_slots(store);
-	make_room_to_keep(store, 2);
-	scan = idem_index_beginscan(store->claims, store->key_index,
-								&store->dirty, KEY_COLUMNS);
-
-	MemoryContextSetParent(context, TopTransactionContext);
-	the_store = store;
-	keep_open(store, store->claims);
-	keep_open(store, store->key_index);
-	reference_for_transaction(store->key_index);
-	store->scan = scan;
-	/* The caller's references: of the scan, of the index, of the table */
-	RelationClose(store->key_index);
-	index_close(store->key_index, NoLock);
-	table_close(store->claims, NoLock);
-	MemoryContextSwitchTo(caller);
-}
-
-static void
-release_store(void)
-{
-	Store	   *store = the_store;
-	ResourceOwner owner = CurrentResourceOwner;
-
-	the_store = NULL;
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	/* In use, the scan's pins are gone with the subtransaction. */
-	if (store->scan != NULL && store->in_use)
-		RelationClose(store->key_index);
-	else if (store->scan != NULL)
-		index_endscan(store->scan);
-	while (store->nkept_open > 0)
-		RelationClose(store->kept_open[--store->nkept_open]);
-	if (store->estate != NULL)
-		FreeExecutorState(store->estate);
-	MemoryContextDelete(store->context);
-	CurrentResourceOwner = owner;
-}
-
-static Store *
-use_store(void)
-{
-	if (the_store != NULL && the_store->in_use)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE),
-				 errmsg("claims cannot be made while a claim is being stored"),
-				 errhint("Do not call functions of idem from an index on idem_claims.")));
-	if (the_store != NULL && the_store_is_stale)
-		release_store();
-	if (the_store == NULL)
-	{
-		/* Before reading the catalogs: an invalidation from now on counts. */
-		the_store_is_stale = false;
-		open_store();
-	}
-	the_store->in_use = true;
-	the_store->used_in = GetCurrentSubTransactionId();
-	return the_store;
-}
-
-static void
-done_with_store(Store *store)
-{
-	Assert(store == the_store && store->in_use);
-	store->in_use = false;
-	/* An event trigger runs before the command that it was fired by. */
-	if (ddl_depth > 0)
-		release_store();
-}
-
-void
-idem_store_open(const char *command)
-{
-	check_writable(command);
-	done_with_store(use_store());
-}
-
-void
-idem_store_step_back(void)
-{
-	if (has_written)
-		return;
-	if (the_store != NULL)
-		release_store();
-	if (OidIsValid(locked_key_index))
-		unlock_for_transaction(&locked_key_index);
-	if (OidIsValid(locked_claims))
-		unlock_for_transaction(&locked_claims);
-}
-
-/* Nothing that can fail, and no catalog access: it only marks. */
-static void
-invalidate_store(Datum arg, Oid relid)
-{
-	if (the_store_is_stale)
-		return;
-	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
-		relid == RelationGetRelid(the_store->claims) ||
-		list_member_oid(the_store->claims->rd_indexlist, relid);
-}
-
-static void
-end_transaction(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_PRE_COMMIT:
-		case XACT_EVENT_PRE_PREPARE:
-			if (the_store != NULL)
-				release_store();
-			break;
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_PREPARE:
-		case XACT_EVENT_ABORT:
-			the_store = NULL;
-			locked_claims = locked_key_index = InvalidOid;
-			has_written = false;
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-end_subtransaction(SubXactEvent event, SubTransactionId mine,
-				   SubTransactionId parent, void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
-		((the_store->in_use && the_store->used_in >= mine) ||
-		 the_store->opened_in >= mine))
-		release_store();
-}
-
-static void
-run_utility(PlannedStmt *statement, const char *query,
-			bool read_only_tree, ProcessUtilityContext context,
-			ParamListInfo params, QueryEnvironment *environment,
-			DestReceiver *dest, QueryCompletion *completion)
-{
-	if (next_process_utility != NULL)
-		next_process_utility(statement, query, read_only_tree, context, params,
-							 environment, dest, completion);
-	else
-		standard_ProcessUtility(statement, query, read_only_tree, context,
-								params, environment, dest, completion);
-}
-
-static void
-release_before_utility(PlannedStmt *statement, const char *query,
-					   bool read_only_tree, ProcessUtilityContext context,
-					   ParamListInfo params, QueryEnvironment *environment,
-					   DestReceiver *dest, QueryCompletion *completion)
-{
-	CommandTag	tag = CreateCommandTag(statement->utilityStmt);
-
-	/*
-	 * Not if it is in use: the command comes from inside of that use, from a
-	 * function in a user's index, say.  And not for SAVEPOINT and its like, which
-	 * are frequent and leave the table alone.
-	 */
-	if (the_store != NULL && !the_store->in_use &&
-		!IsA(statement->utilityStmt, TransactionStmt))
-		release_store();
-	if (!command_tag_event_trigger_ok(tag))
-	{
-		run_utility(statement, query, read_only_tree, context, params,
-					environment, dest, completion);
-		return;
-	}
-
-	ddl_depth++;
-	PG_TRY();
-	{
-		run_utility(statement, query, read_only_tree, context, params,
-					environment, dest, completion);
-	}
-	PG_FINALLY();
-	{
-		ddl_depth--;
-	}
-	PG_END_TRY();
-}
-
-void
-idem_store_init(void)
-{
-	RegisterXactCallback(end_transaction, NULL);
-	RegisterSubXactCallback(end_subtransaction, NULL);
-	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
-	next_process_utility = ProcessUtility_hook;
-	ProcessUtility_hook = release_before_utility;
-}
 
 /* ----- reading ----- */
 
@@ -785,6 +112,8 @@ read_row(TupleTableSlot *slot, IdemRow *row)
 	row->lease_until = time_or_none(slot, Anum_claims_lease_until);
 	row->token = slot->tts_isnull[Anum_claims_token - 1] ? 0 :
 		DatumGetInt64(slot->tts_values[Anum_claims_token - 1]);
+	row->healed = row->state == IDEM_STATE_COMPLETED && row->token != 0 &&
+		row->lease_until == IDEM_NO_TIME;
 	row->fingerprint = copy_stored(slot, Anum_claims_fingerprint);
 	row->result = copy_stored(slot, Anum_claims_result);
 	row->progress = copy_stored(slot, Anum_claims_progress);
@@ -827,7 +156,7 @@ is_ours(TupleTableSlot *slot)
 }
 
 static IdemProbe
-classify(Store *store, IdemFound *found, bool *visible)
+classify(IdemStore *store, IdemFound *found, bool *visible)
 {
 	*visible = true;
 	found->speculative = store->dirty.speculativeToken;
@@ -847,14 +176,14 @@ classify(Store *store, IdemFound *found, bool *visible)
 	if (!found->ours && IsolationUsesXactSnapshot())
 		*visible = table_tuple_satisfies_snapshot(store->claims, store->slot,
 												  GetTransactionSnapshot());
-	found->tid = store->slot->tts_tid;
+	found->ref.tid = store->slot->tts_tid;
 	read_row(store->slot, &found->row);
 	return IDEM_PROBE_PRESENT;
 }
 
 /* key: NULL for the next row of the same one */
 static bool
-next_row(Store *store, const IdemKey *key)
+next_row(IdemStore *store, const IdemKey *key)
 {
 	/* What the scan allocates lives as long as the scan. */
 	MemoryContext caller = MemoryContextSwitchTo(store->context);
@@ -874,7 +203,7 @@ next_row(Store *store, const IdemKey *key)
 static IdemProbe
 probe(const IdemKey *key, IdemFound *found, bool *visible)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	IdemProbe	result = IDEM_PROBE_ABSENT;
 	bool		any;
 
@@ -906,7 +235,7 @@ probe(const IdemKey *key, IdemFound *found, bool *visible)
 		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
 	}
 	ExecClearTuple(store->slot);
-	done_with_store(store);
+	idem_store_done(store);
 	return result;
 }
 
@@ -914,21 +243,43 @@ probe(const IdemKey *key, IdemFound *found, bool *visible)
 static void
 note_read_of_row(const IdemFound *found)
 {
-	Store	   *store = use_store();
-	ItemPointerData tid = found->tid;
+	IdemStore  *store = idem_store_use();
+	ItemPointerData tid = found->ref.tid;
 
 	(void) table_tuple_fetch_row_version(store->claims, &tid,
 										 GetTransactionSnapshot(), store->slot);
 	ExecClearTuple(store->slot);
-	done_with_store(store);
+	idem_store_done(store);
+}
+
+/*
+ * Whether the next key is new as well, to go by what this session has claimed up to now.
+ * An index of a user can refuse a row, or run a function of the user's, before it is known
+ * that the key is there: with such an index nothing is guessed.
+ */
+static bool
+guess_absent(void)
+{
+	IdemStore  *store;
+	bool		guess;
+
+	if (new_in_a_row < GUESS_AFTER)
+		return false;
+	store = idem_store_use();
+	guess = !store->has_user_index;
+	idem_store_done(store);
+	return guess;
 }
 
 IdemProbe
-idem_store_probe(const IdemKey *key, IdemFound *found)
+idem_store_probe(const IdemKey *key, bool may_guess, IdemFound *found)
 {
 	bool		visible;
-	IdemProbe	result = probe(key, found, &visible);
+	IdemProbe	result;
 
+	if (may_guess && guess_absent())
+		return IDEM_PROBE_GUESSED_ABSENT;
+	result = probe(key, found, &visible);
 	if (!visible)
 		raise_not_serializable();
 	if (result != IDEM_PROBE_ABSENT)
@@ -958,7 +309,7 @@ has_key(TupleTableSlot *slot, const IdemKey *key)
 static bool
 find_latest(const IdemKey *key, IdemFound *found)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	ItemPointerData tid = store->latest;
 	bool		more = false;
 	bool		visible;
@@ -975,7 +326,7 @@ find_latest(const IdemKey *key, IdemFound *found)
 		table_index_fetch_reset(store->scan->xs_heapfetch);
 		ExecClearTuple(store->slot);
 	}
-	done_with_store(store);
+	idem_store_done(store);
 	return is_found;
 }
 
@@ -1012,6 +363,29 @@ idem_store_note_read(const IdemKey *key)
 		(void) idem_store_fetch(key, GetTransactionSnapshot(), 0, &row);
 }
 
+static int
+compare_text(const text *a, const text *b)
+{
+	Size		shorter = Min(VARSIZE_ANY_EXHDR(a), VARSIZE_ANY_EXHDR(b));
+	int			order = memcmp(VARDATA_ANY(a), VARDATA_ANY(b), shorter);
+
+	if (order != 0)
+		return order;
+	return (int) VARSIZE_ANY_EXHDR(a) - (int) VARSIZE_ANY_EXHDR(b);
+}
+
+int
+idem_store_compare_keys(const IdemKey *a, const IdemKey *b)
+{
+	int			order = compare_text(a->request_id, b->request_id);
+
+	if (order == 0)
+		order = compare_text(a->user_id, b->user_id);
+	if (order == 0)
+		order = compare_text(a->scope, b->scope);
+	return order;
+}
+
 /*
  * Any index entry counts, also of a dead row: so it ends at the first, however many
  * were cleaned up.
@@ -1019,7 +393,7 @@ idem_store_note_read(const IdemKey *key)
 bool
 idem_store_is_empty_between(const IdemKey *first, const IdemKey *last)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	ScanKeyData keys[2];
 	IndexScanDesc scan;
 	bool		empty;
@@ -1034,22 +408,8 @@ idem_store_is_empty_between(const IdemKey *first, const IdemKey *last)
 	index_rescan(scan, keys, lengthof(keys), NULL, 0);
 	empty = index_getnext_tid(scan, ForwardScanDirection) == NULL;
 	index_endscan(scan);
-	done_with_store(store);
+	idem_store_done(store);
 	return empty;
-}
-
-bool
-idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
-{
-	TimestampTz now;
-
-	if (!policy->expired_reclaim)
-		return false;
-	now = GetCurrentTimestamp();
-	if (row->state == IDEM_STATE_IN_PROGRESS &&
-		(row->lease_until > now || policy->lapsed_unknown))
-		return false;
-	return row->expires_at <= now;
 }
 
 static void
@@ -1063,15 +423,17 @@ bool
 idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 				 IdemRow *row)
 {
-	Relation	claims = open_claims_to_read();
-	Relation	index = open_key_index(claims, false);
-	TupleTableSlot *slot = table_slot_create(claims, NULL);
+	Relation	claims;
+	Relation	index;
+	TupleTableSlot *slot;
 	ScanKeyData keys[KEY_COLUMNS];
 	IndexScanDesc scan;
 	bool		found = false;
 	bool		ours = false;
 
-	init_scan_keys(keys);
+	idem_store_open_to_read(&claims, &index);
+	slot = table_slot_create(claims, NULL);
+	idem_store_init_keys(keys);
 	set_scan_keys(keys, key);
 	scan = idem_index_beginscan(claims, index, snapshot, KEY_COLUMNS);
 	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
@@ -1102,72 +464,9 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 
 /* ----- writing ----- */
 
-/* Before anything is opened: locks can be waited for in vain. */
-static void
-lock_indexes(Store *store)
-{
-	ListCell   *cell;
-
-	foreach(cell, RelationGetIndexList(store->claims))
-	{
-		Oid			locked = InvalidOid;
-
-		lock_for_transaction(&locked, lfirst_oid(cell));
-	}
-}
-
-static void
-open_indexes(Store *store)
-{
-	MemoryContext caller;
-	ResultRelInfo *target;
-
-	has_written = true;
-	if (store->target != NULL)
-		return;
-	lock_indexes(store);
-
-	store->opened_in = GetCurrentSubTransactionId();
-	caller = MemoryContextSwitchTo(store->context);
-	store->estate = CreateExecutorState();
-	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
-	target = makeNode(ResultRelInfo);
-	/* Range table index 0: there is no range table, and no rights to check. */
-	InitResultRelInfo(target, store->claims, 0, NULL, 0);
-	/* As in open_store(): an expression of a user's index can raise an error. */
-	ExecOpenIndices(target, false);
-	make_room_to_keep(store, target->ri_NumIndices);
-	for (int i = 0; i < target->ri_NumIndices; i++)
-	{
-		keep_open(store, target->ri_IndexRelationDescs[i]);
-		index_close(target->ri_IndexRelationDescs[i], NoLock);
-	}
-	store->target = target;
-	MemoryContextSwitchTo(caller);
-}
-
-/*
- * An index of a user can refuse a row, or run a function of his, before it is known
- * that the key is there: with such an index nothing is guessed.  One that comes makes
- * the store stale.
- */
-bool
-idem_store_guess_absent(void)
-{
-	Store	   *store;
-	bool		guess;
-
-	if (new_in_a_row < GUESS_AFTER)
-		return false;
-	store = use_store();
-	guess = !store->has_user_index;
-	done_with_store(store);
-	return guess;
-}
-
 /* conflict: NULL for an update */
 static void
-insert_index_entries(Store *store, TupleTableSlot *slot, bool *conflict,
+insert_index_entries(IdemStore *store, TupleTableSlot *slot, bool *conflict,
 					 bool only_summarizing)
 {
 	idem_insert_index_tuples(store->target, slot, store->estate,
@@ -1196,12 +495,26 @@ set_time(TupleTableSlot *slot, AttrNumber column, TimestampTz value)
 	set_column(slot, column, TimestampTzGetDatum(value), value == IDEM_NO_TIME);
 }
 
-static void
-fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
+/* The times are whole seconds, so that many entries of the index by time are equal, and
+ * take less room. */
+static TimestampTz
+round_up(TimestampTz time)
 {
+	return (time + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
+}
+
+static void
+fill_slot(TupleTableSlot *slot, const IdemKey *key, IdemRow *row)
+{
+	Assert(row->state != IDEM_STATE_IN_PROGRESS ||
+		   (row->token > 0 && row->lease_until <= row->expires_at));
+	Assert(!row->healed ||
+		   (row->token > 0 && row->state == IDEM_STATE_COMPLETED));
+	row->expires_at = round_up(row->expires_at);
 	ExecClearTuple(slot);
 	set_time(slot, Anum_claims_expires_at, row->expires_at);
-	set_time(slot, Anum_claims_lease_until, row->lease_until);
+	set_time(slot, Anum_claims_lease_until,
+			 row->healed ? IDEM_NO_TIME : row->lease_until);
 	set_column(slot, Anum_claims_token, Int64GetDatum(row->token),
 			   row->token == 0);
 	set_column(slot, Anum_claims_state,
@@ -1218,7 +531,7 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, const IdemRow *row)
 }
 
 static void
-make_new_rows(Store *store, int n)
+make_new_rows(IdemStore *store, int n)
 {
 	MemoryContext caller;
 
@@ -1236,7 +549,7 @@ make_new_rows(Store *store, int n)
 }
 
 static void
-fill_new_row(Store *store, int n, const IdemKey *key, const IdemRow *row)
+fill_new_row(IdemStore *store, int n, const IdemKey *key, IdemRow *row)
 {
 	bool		is_marker = row->fingerprint == NULL && row->result == NULL &&
 		row->progress == NULL;
@@ -1253,9 +566,9 @@ fill_new_row(Store *store, int n, const IdemKey *key, const IdemRow *row)
 }
 
 bool
-idem_store_insert(const IdemKey *key, const IdemRow *row)
+idem_store_insert(const IdemKey *key, IdemRow *row)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	TupleTableSlot *slot;
 	TransactionId xid = GetCurrentTransactionId();
 	uint64		new_before = new_in_a_row;
@@ -1264,7 +577,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 
 	/* An error ends the guessing: the next call looks first, and a replay needs no room. */
 	new_in_a_row = 0;
-	open_indexes(store);
+	idem_store_begin_write(store, CMD_INSERT);
 	make_new_rows(store, 1);
 	slot = store->new_rows[0];
 	fill_new_row(store, 0, key, row);
@@ -1278,7 +591,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 
 	store->latest = slot->tts_tid;
 	ExecClearTuple(slot);
-	done_with_store(store);
+	idem_store_done(store);
 	new_in_a_row = conflict ? 0 : new_before + 1;
 	if (!conflict)
 		CommandCounterIncrement();
@@ -1287,7 +600,7 @@ idem_store_insert(const IdemKey *key, const IdemRow *row)
 
 /* False: a key is there after all, and some rows are written. */
 static bool
-insert_rows(Store *store, const IdemNewRow *rows, int nrows)
+insert_rows(IdemStore *store, IdemNewRow *rows, int nrows)
 {
 	bool		conflict = false;
 
@@ -1302,14 +615,14 @@ insert_rows(Store *store, const IdemNewRow *rows, int nrows)
 
 /* An error leaves no subtransaction behind, which the caller would take for its own. */
 bool
-idem_store_insert_many(const IdemNewRow *rows, int nrows)
+idem_store_insert_many(IdemNewRow *rows, int nrows)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	bool		inserted;
 
-	open_indexes(store);
+	idem_store_begin_write(store, CMD_INSERT);
 	make_new_rows(store, nrows);
 
 	BeginInternalSubTransaction(NULL);
@@ -1340,7 +653,7 @@ idem_store_insert_many(const IdemNewRow *rows, int nrows)
 
 	for (int i = 0; i < nrows; i++)
 		ExecClearTuple(store->new_rows[i]);
-	done_with_store(store);
+	idem_store_done(store);
 	return inserted;
 }
 
@@ -1373,8 +686,8 @@ row_was_free(TM_Result result)
  * wait for.
  */
 static TM_Result
-update_row(Store *store, const IdemKey *key, const ItemPointerData *tid,
-		   const IdemRow *row, IdemUpdateIndexes *update_indexes)
+update_row(IdemStore *store, const IdemKey *key, const ItemPointerData *tid,
+		   IdemRow *row, IdemUpdateIndexes *update_indexes)
 {
 	ItemPointerData old = *tid;
 	TM_FailureData failure;
@@ -1388,7 +701,7 @@ update_row(Store *store, const IdemKey *key, const ItemPointerData *tid,
 }
 
 static TM_Result
-delete_row(Store *store, ItemPointer tid, bool wait)
+delete_row(IdemStore *store, ItemPointer tid, bool wait)
 {
 	TM_FailureData failure;
 
@@ -1398,7 +711,7 @@ delete_row(Store *store, ItemPointer tid, bool wait)
 }
 
 static TM_Result
-lock_row(Store *store, ItemPointer tid, LockTupleMode mode,
+lock_row(IdemStore *store, ItemPointer tid, LockTupleMode mode,
 		 LockWaitPolicy policy)
 {
 	TM_FailureData failure;
@@ -1416,8 +729,8 @@ lock_row(Store *store, ItemPointer tid, LockTupleMode mode,
  * UPDATE, idem_fence()).  So lock the row without waiting; after that, a delete that may
  * wait has nobody to wait for.
  */
-static TM_Result
-delete_or_skip_row(Store *store, const ItemPointerData *tid)
+bool
+idem_store_delete_row(IdemStore *store, const ItemPointerData *tid)
 {
 	/* Locking the row clears the slot, in which the caller's can be. */
 	ItemPointerData old = *tid;
@@ -1426,31 +739,30 @@ delete_or_skip_row(Store *store, const ItemPointerData *tid)
 	if (result == TM_BeingModified &&
 		lock_row(store, &old, LockTupleExclusive, LockWaitSkip) == TM_Ok)
 		result = delete_row(store, &old, true);
-	return result;
+	return row_was_free(result);
 }
 
 bool
-idem_store_update(const IdemKey *key, const IdemFound *found, const IdemRow *row)
+idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 {
-	Store	   *store = use_store();
-	ItemPointerData tid = found->tid;
+	IdemStore  *store = idem_store_use();
+	ItemPointerData tid = found->ref.tid;
 	IdemUpdateIndexes update_indexes;
 	TM_Result	result = TM_Ok;
 	bool		updated;
 
-	CheckCmdReplicaIdentity(store->claims, CMD_UPDATE);
-	open_indexes(store);
+	idem_store_begin_write(store, CMD_UPDATE);
 	/* No other transaction can lock a row before its writer has committed. */
 	if (!found->ours)
 		result = lock_row(store, &tid, LockTupleExclusive, LockWaitSkip);
 	if (result == TM_Ok)
-		result = update_row(store, key, &found->tid, row, &update_indexes);
+		result = update_row(store, key, &found->ref.tid, row, &update_indexes);
 	updated = row_was_free(result);
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
 		insert_index_entries(store, store->slot, NULL,
 							 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
 	ExecClearTuple(store->slot);
-	done_with_store(store);
+	idem_store_done(store);
 	if (updated)
 		CommandCounterIncrement();
 	return updated;
@@ -1459,13 +771,12 @@ idem_store_update(const IdemKey *key, const IdemFound *found, const IdemRow *row
 bool
 idem_store_delete(const IdemFound *found)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
 	bool		deleted;
 
-	CheckCmdReplicaIdentity(store->claims, CMD_DELETE);
-	has_written = true;
-	deleted = row_was_free(delete_or_skip_row(store, &found->tid));
-	done_with_store(store);
+	idem_store_begin_write(store, CMD_DELETE);
+	deleted = idem_store_delete_row(store, &found->ref.tid);
+	idem_store_done(store);
 	if (deleted)
 		CommandCounterIncrement();
 	return deleted;
@@ -1519,20 +830,21 @@ idem_store_draw_token(void)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("sequence \"idem_token_seq\" cannot number leases: its values do not grow from one call to the next"),
 				 errhint("Run ALTER SEQUENCE %s INCREMENT 1 CACHE 1 NO CYCLE.",
-						 qualified_name(sequence))));
+						 idem_store_qualified_name(sequence))));
 	return nextval_internal(sequence, false);
 }
 
 bool
-idem_store_lock_row(ItemPointer tid)
+idem_store_lock_row(const IdemRowRef *ref)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
+	ItemPointerData tid = ref->tid;
 	bool		locked;
 
-	has_written = true;
-	locked = row_was_free(lock_row(store, tid, LockTupleNoKeyExclusive,
+	idem_store_begin_write(store, CMD_SELECT);
+	locked = row_was_free(lock_row(store, &tid, LockTupleNoKeyExclusive,
 								   LockWaitSkip));
-	done_with_store(store);
+	idem_store_done(store);
 	return locked;
 }
 
@@ -1551,12 +863,13 @@ running_member(MultiXactId multi)
 }
 
 TransactionId
-idem_store_row_locker(ItemPointer tid)
+idem_store_row_locker(const IdemRowRef *ref)
 {
-	Store	   *store = use_store();
+	IdemStore  *store = idem_store_use();
+	ItemPointerData tid = ref->tid;
 	TransactionId locker = InvalidTransactionId;
 
-	if (table_tuple_fetch_row_version(store->claims, tid, SnapshotAny,
+	if (table_tuple_fetch_row_version(store->claims, &tid, SnapshotAny,
 									  store->slot))
 	{
 		bool		should_free;
@@ -1581,115 +894,6 @@ idem_store_row_locker(ItemPointer tid)
 			locker = xmax;
 	}
 	ExecClearTuple(store->slot);
-	done_with_store(store);
+	idem_store_done(store);
 	return locker;
-}
-
-/* ----- rows by expiry ----- */
-
-static Relation
-open_expiry_index(Relation claims)
-{
-	Oid			oid = idem_catalog()->claims_by_expiry;
-	Relation	index = OidIsValid(oid) ?
-		index_open(oid, RowExclusiveLock) : NULL;
-
-	/* In order of expiry, all of them */
-	if (index == NULL ||
-		index->rd_index->indrelid != RelationGetRelid(claims) ||
-		!index->rd_index->indisvalid ||
-		index->rd_rel->relam != BTREE_AM_OID ||
-		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
-		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||
-		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON %s (expires_at), after dropping what has its name, or REINDEX it.",
-						 qualified_name(RelationGetRelid(claims)))));
-	return index;
-}
-
-IdemExpiryScan *
-idem_store_expiry_scan_begin(TimestampTz from)
-{
-	IdemExpiryScan *scan = palloc0(sizeof(IdemExpiryScan));
-	ScanKeyData key;
-	int			nkeys = (from == DT_NOBEGIN) ? 0 : 1;
-
-	idem_store_open("idem_cleanup()");
-	scan->store = use_store();
-	CheckCmdReplicaIdentity(scan->store->claims, CMD_DELETE);
-	has_written = true;
-	scan->index = open_expiry_index(scan->store->claims);
-	/* Not the active one: it still shows what this statement deleted before. */
-	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
-									  scan->snapshot, nkeys);
-	/* The time of an entry whose row is gone is in the entry alone. */
-	scan->scan->xs_want_itup = true;
-	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
-				TimestampTzGetDatum(from));
-	index_rescan(scan->scan, &key, nkeys, NULL, 0);
-	return scan;
-}
-
-static TimestampTz
-entry_expires_at(IndexScanDesc scan)
-{
-	bool		isnull;
-
-	return DatumGetTimestampTz(index_getattr(scan->xs_itup, 1,
-											 scan->xs_itupdesc, &isnull));
-}
-
-bool
-idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
-{
-	TupleTableSlot *slot = scan->store->slot;
-
-	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
-		return false;
-	/* An entry has one row at most that an MVCC snapshot sees. */
-	row->gone = !index_fetch_heap(scan->scan, slot);
-	if (row->gone)
-	{
-		row->expires_at = entry_expires_at(scan->scan);
-		return true;
-	}
-	slot_getsomeattrs(slot, Anum_claims_state);
-	row->expires_at = time_or_none(slot, Anum_claims_expires_at);
-	row->state =
-		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
-	if (row->state == IDEM_STATE_IN_PROGRESS)
-	{
-		slot_getsomeattrs(slot, Anum_claims_scope);
-		row->lease_until = time_or_none(slot, Anum_claims_lease_until);
-		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
-	}
-	return true;
-}
-
-/*
- * The row that the snapshot saw is deleted only if it is the latest version:
- * if the key was claimed again or its promise prolonged meanwhile, the result
- * is TM_Updated, and the row stays.
- */
-bool
-idem_store_expiry_scan_delete(IdemExpiryScan *scan)
-{
-	return row_was_free(delete_or_skip_row(scan->store,
-										   &scan->store->slot->tts_tid));
-}
-
-void
-idem_store_expiry_scan_end(IdemExpiryScan *scan)
-{
-	ExecClearTuple(scan->store->slot);
-	index_endscan(scan->scan);
-	UnregisterSnapshot(scan->snapshot);
-	index_close(scan->index, NoLock);
-	done_with_store(scan->store);
-	CommandCounterIncrement();
-	pfree(scan);
 }

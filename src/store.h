@@ -1,6 +1,7 @@
 /*
  * store.h
- *	  The claims table.  Nothing outside store.c knows how claims are stored.
+ *	  The claims table.  Only store_open.c, store.c and expiry.c know how claims are
+ *	  stored.
  */
 #ifndef IDEM_STORE_H
 #define IDEM_STORE_H
@@ -12,7 +13,6 @@
 
 #include "catalog.h"
 #include "key.h"
-#include "policy.h"
 
 /*
  * A value of a row: maybe compressed, maybe only a pointer to where TOAST keeps it.  A
@@ -28,8 +28,9 @@ extern Jsonb *idem_stored_jsonb(const IdemStored *stored);
 typedef struct IdemRow
 {
 	IdemState	state;
-	TimestampTz expires_at;
-	TimestampTz lease_until;
+	bool		healed;			/* a lease that was completed by idem_heal() */
+	TimestampTz expires_at;		/* whole seconds; see the functions that write */
+	TimestampTz lease_until;	/* not of a healed one */
 	int64		token;			/* 0: none */
 	const IdemStored *fingerprint;	/* a bytea */
 	const IdemStored *result;	/* a jsonb; of a failed request: the error */
@@ -38,15 +39,17 @@ typedef struct IdemRow
 
 #define IDEM_NO_TIME DT_NOBEGIN
 
-/* An expired row of a scope with expired = reclaim; but not one that nobody
- * settled, if its lease lives or its policy wants it settled. */
-extern bool idem_row_counts_as_absent(const IdemPolicy *policy,
-									  const IdemRow *row);
+/* Which row it is.  Only the store looks into it. */
+typedef struct IdemRowRef
+{
+	ItemPointerData tid;
+} IdemRowRef;
 
 /* What a look at a key found */
 typedef enum IdemProbe
 {
 	IDEM_PROBE_ABSENT,
+	IDEM_PROBE_GUESSED_ABSENT,	/* it did not look: insert, and see */
 	IDEM_PROBE_PRESENT,			/* committed, or written by this transaction */
 	IDEM_PROBE_INSERTING,		/* by another transaction; so are the next two */
 	IDEM_PROBE_UPDATING,
@@ -57,25 +60,27 @@ typedef struct IdemFound
 {
 	/* IDEM_PROBE_PRESENT */
 	IdemRow		row;			/* palloc'd in the caller's context */
-	ItemPointerData tid;
+	IdemRowRef	ref;
 	bool		ours;			/* written by this transaction */
 
 	/* in flight */
-	TransactionId xid;			/* who inserts, updates or deletes */
-	uint32		speculative;	/* of an inserter that may yet lose the key: the token
-								 * to wait for; else 0 */
+	TransactionId xid;			/* that inserts, updates or deletes */
+	uint32		speculative;	/* token of an insertion that may yet lose the key: wait
+								 * for that; else 0 */
 } IdemFound;
+
+/* ----- lifetime: store_open.c ----- */
 
 /* Once a backend */
 extern void idem_store_init(void);
 
 /*
- * To be called first by every SQL function that writes, which command names for
- * the error: 25006 in a read-only or parallel transaction or on a standby.  Takes
- * RowExclusiveLock on the table until the transaction ends.
+ * To be called first by every SQL function that writes, which command names for the error:
+ * 25006 in a read-only or parallel transaction or on a standby.  Takes RowExclusiveLock on
+ * the table until the transaction ends.
  *
- * It and the functions below raise 0A000 where the table was given what a direct
- * insert would pass by.
+ * It and the functions below raise 0A000 where the table was given what a direct insert
+ * would pass by.
  */
 extern void idem_store_open(const char *command);
 
@@ -83,13 +88,21 @@ extern void idem_store_open(const char *command);
 extern void idem_store_step_back(void);
 
 /*
- * What the table says of the key right now, whatever this transaction's
- * snapshot says.  Raises 40001 where a snapshot of the whole transaction cannot
- * see the row that decides.  Takes no lock, and never waits.  ABSENT is a strong hint, not the
- * truth: a row that is being updated can be missed.  An insert would find it;
- * before anything else is made of it, ask idem_store_is_absent().
+ * Tries to take RowExclusiveLock on the table until the transaction ends, without waiting,
+ * and opens nothing.  False: another session has a lock that conflicts.
  */
-extern IdemProbe idem_store_probe(const IdemKey *key,
+extern bool idem_store_try_lock(void);
+
+/* ----- reading ----- */
+
+/*
+ * What the table says of the key right now, whatever this transaction's snapshot says.
+ * Raises 40001 where a snapshot of the whole transaction cannot see the row that decides.
+ * Takes no lock, and never waits.  ABSENT is a strong hint, not the truth: a row that is
+ * being updated can be missed.  An insert would find it; before anything else is made of
+ * ABSENT, ask idem_store_is_absent().
+ */
+extern IdemProbe idem_store_probe(const IdemKey *key, bool may_guess,
 								  IdemFound *found);
 
 extern bool idem_store_is_absent(const IdemKey *key);
@@ -103,69 +116,19 @@ extern bool idem_store_is_absent(const IdemKey *key);
  */
 extern void idem_store_note_read(const IdemKey *key);
 
-/*
- * Whether the next key is new as well, to go by what this session has claimed up to now.
- * Inserting it then costs no look, which is a fifth of a claim; a wrong guess costs a
- * transaction id and a dead row, at most one for every hundred keys that were new.
- */
-extern bool idem_store_guess_absent(void);
-
 /* Whether this transaction has written the key's row, which is then found: whatever
  * else there is of the key, and without 40001. */
 extern bool idem_store_find_ours(const IdemKey *key, IdemFound *found);
 
+/* The order of the primary key: less than, equal to or greater than 0 */
+extern int	idem_store_compare_keys(const IdemKey *a, const IdemKey *b);
+
 /*
- * Whether there is nothing at all from the request id of one key to that of another.
- * No more than idem_store_probe() would say of each key in between.
+ * Whether there is nothing at all from one key to another in that order.  No more than
+ * idem_store_probe() would say of each key in between.
  */
 extern bool idem_store_is_empty_between(const IdemKey *first,
 										const IdemKey *last);
-
-/*
- * The next three say false, and have written nothing, when another transaction
- * was there first: probe again.  What they wrote is visible to the next command
- * of this transaction, as after an SQL statement.
- */
-extern bool idem_store_insert(const IdemKey *key,
-							  const IdemRow *row);
-extern bool idem_store_update(const IdemKey *key,
-							  const IdemFound *found, const IdemRow *row);
-extern bool idem_store_delete(const IdemFound *found);
-
-/*
- * Inserts rows of keys that idem_store_probe() found absent, which are different
- * keys: all of them, or none, if any key is there after all.  Takes a
- * subtransaction for that, so it pays for many rows only.
- */
-typedef struct IdemNewRow
-{
-	IdemKey		key;
-	IdemRow		row;
-} IdemNewRow;
-
-#define IDEM_INSERT_MANY_MAX 1000
-
-extern bool idem_store_insert_many(const IdemNewRow *rows, int nrows);
-
-/*
- * Locks a key for the short time in which a lease looks, draws its token and
- * writes its row: so tokens grow from holder to holder also where a row was
- * deleted in between.  Never wait for another transaction while it is held, and
- * draw anew after every wait.
- */
-extern void idem_store_lock_key(const IdemKey *key);
-extern void idem_store_unlock_key(const IdemKey *key);
-extern int64 idem_store_draw_token(void);
-
-/*
- * Locks the row until the transaction ends, without waiting: nobody can change
- * or delete it.  False: another transaction has it or changed it.
- */
-extern bool idem_store_lock_row(ItemPointer tid);
-
-/* A running transaction that has locked or changed the row, but this one;
- * InvalidTransactionId: there is none now */
-extern TransactionId idem_store_row_locker(ItemPointer tid);
 
 /* The values of a row that a reader wants */
 #define IDEM_FINGERPRINT	(1 << 0)
@@ -180,31 +143,51 @@ extern TransactionId idem_store_row_locker(ItemPointer tid);
 extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 							 IdemRow *row);
 
+/* ----- writing ----- */
+
 /*
- * Rows in the order of expires_at, from a given one on, as a new snapshot sees
- * them.  Among them come rows that are gone (or not there yet), which have left
- * an entry in the index: there can be any number of these while somebody holds
- * an old snapshot, and passing them takes time.  Takes RowExclusiveLock until
- * the transaction ends.  For cleanup.c.
+ * The next three return false, and have written nothing, when another transaction was there
+ * first: probe again.  What they wrote is visible to the next command of this transaction,
+ * as after an SQL statement.  The expires_at of the row is rounded up to a whole second,
+ * in the caller's row too.
  */
-typedef struct IdemExpiryScan IdemExpiryScan;
+extern bool idem_store_insert(const IdemKey *key, IdemRow *row);
+extern bool idem_store_update(const IdemKey *key, const IdemFound *found,
+							  IdemRow *row);
+extern bool idem_store_delete(const IdemFound *found);
 
-typedef struct IdemExpiring
+/*
+ * Inserts rows of different keys that idem_store_probe() found absent, in the same way: all
+ * of them, or none if the row of any key is there after all.  Takes a subtransaction for
+ * that, so it pays for many rows only.
+ */
+typedef struct IdemNewRow
 {
-	TimestampTz expires_at;
-	bool		gone;			/* an entry only: the rest is not set */
-	IdemState	state;
-	TimestampTz lease_until;	/* in progress only */
-	const text *scope;			/* in progress only; valid until the next row */
-} IdemExpiring;
+	IdemKey		key;
+	IdemRow		row;
+} IdemNewRow;
 
-extern IdemExpiryScan *idem_store_expiry_scan_begin(TimestampTz from);
-extern bool idem_store_expiry_scan_next(IdemExpiryScan *scan,
-										IdemExpiring *row);
+#define IDEM_INSERT_MANY_MAX 1000
 
-/* Deletes the current row without waiting.  False: another transaction has
- * locked or changed it. */
-extern bool idem_store_expiry_scan_delete(IdemExpiryScan *scan);
-extern void idem_store_expiry_scan_end(IdemExpiryScan *scan);
+extern bool idem_store_insert_many(IdemNewRow *rows, int nrows);
+
+/*
+ * Locks a key for the short time in which a lease looks, draws its token and writes its
+ * row: so tokens grow from holder to holder also where a row was deleted in between.
+ * Never wait for another transaction while it is held, and draw anew after every wait.
+ */
+extern void idem_store_lock_key(const IdemKey *key);
+extern void idem_store_unlock_key(const IdemKey *key);
+extern int64 idem_store_draw_token(void);
+
+/*
+ * Locks the row until the transaction ends, without waiting: nobody else can change or
+ * delete it.  False: another transaction has it or changed it.
+ */
+extern bool idem_store_lock_row(const IdemRowRef *ref);
+
+/* Another transaction, still running, that has locked or changed the row;
+ * InvalidTransactionId: there is none now */
+extern TransactionId idem_store_row_locker(const IdemRowRef *ref);
 
 #endif							/* IDEM_STORE_H */

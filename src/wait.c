@@ -54,7 +54,7 @@
 
 #include "compat.h"
 #include "guc.h"
-#include "policy.h"
+#include "scopes.h"
 #include "sqlstate.h"
 #include "wait.h"
 
@@ -68,8 +68,8 @@
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
-/* The shortest that there is, for a caller that does not want to wait */
-#define POLICY_LOCK_TIMEOUT_MS 1
+/* The shortest lock_timeout, for a caller that does not want to wait */
+#define LOCK_TIMEOUT_MIN_MS 1
 
 static ConditionVariable *lease_channels = NULL;	/* NULL: not preloaded */
 static uint32 lease_wait_event = 0;
@@ -154,33 +154,45 @@ remaining_ms(const IdemDeadline *deadline)
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/* What is waited for: the end of a transaction or of its speculative insertion, or the
- * lock of the policies */
+/* What is waited for: the end of a transaction or of its speculative insertion; or any
+ * other lock */
 typedef struct Awaited
 {
-	TransactionId xid;			/* InvalidTransactionId: the policies */
-	uint32		token;			/* of the speculative insertion; 0: the transaction */
-	SubTransactionId subtransaction;	/* that waits */
-	const IdemKey *key;			/* whose holder it is */
+	TransactionId xid;			/* InvalidTransactionId: another lock */
+	uint32		speculative;	/* token of the insertion; 0: the transaction */
+	const IdemKey *key;			/* that the transaction holds */
+	IdemTakeLock take;			/* takes the other lock */
+	SubTransactionId subtransaction;	/* argument of take: the one that waits */
+	const char *holder;			/* of the other lock, for the error's context */
 } Awaited;
 
-/* A transaction's own lock is held for as long as it runs, and not after. */
-static void
-wait_for_lock(const Awaited *awaited)
+/*
+ * A transaction's own lock is held for as long as it runs, and not after.  False: dont_wait,
+ * and the lock is held.
+ */
+static bool
+take_lock(const Awaited *awaited, bool dont_wait)
 {
 	LOCKTAG		tag;
 
-	if (!TransactionIdIsValid(awaited->xid))
+	if (awaited->take != NULL)
 	{
-		(void) idem_policy_lock(true, awaited->subtransaction);
-		return;
+		Assert(!dont_wait && !TransactionIdIsValid(awaited->xid));
+		awaited->take(awaited->subtransaction);
+		return true;
 	}
-	if (awaited->token != 0)
-		SET_LOCKTAG_SPECULATIVE_INSERTION(tag, awaited->xid, awaited->token);
+	/* We would wait for ourselves. */
+	Assert(TransactionIdIsValid(awaited->xid) &&
+		   !TransactionIdIsCurrentTransactionId(awaited->xid));
+	if (awaited->speculative != 0)
+		SET_LOCKTAG_SPECULATIVE_INSERTION(tag, awaited->xid,
+										  awaited->speculative);
 	else
 		SET_LOCKTAG_TRANSACTION(tag, awaited->xid);
-	(void) LockAcquire(&tag, ShareLock, false, false);
+	if (LockAcquire(&tag, ShareLock, false, dont_wait) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
 	LockRelease(&tag, ShareLock, false);
+	return true;
 }
 
 /*
@@ -200,7 +212,7 @@ forget_lock_timeout(void)
 
 /* False: it took longer than timeout_ms. */
 static bool
-wait_for_lock_with_timeout(const Awaited *awaited, int timeout_ms)
+take_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -214,7 +226,7 @@ wait_for_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 	{
 		(void) set_config_option("lock_timeout", value, PGC_USERSET,
 								 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-		wait_for_lock(awaited);
+		(void) take_lock(awaited, false);
 	}
 	PG_CATCH();
 	{
@@ -241,11 +253,11 @@ describe_wait(void *arg)
 {
 	const Awaited *awaited = arg;
 
-	if (TransactionIdIsValid(awaited->xid))
+	if (awaited->key != NULL)
 		errcontext("waiting for the holder of %s",
 				   idem_key_to_string(awaited->key));
 	else
-		errcontext("waiting for a change of idem_scopes");
+		errcontext("waiting for %s", awaited->holder);
 }
 
 /* False: the deadline passed. */
@@ -257,68 +269,73 @@ wait_for_lock_until(Awaited *awaited, const IdemDeadline *deadline)
 		.callback = describe_wait,
 		.arg = awaited
 	};
-	int			left_ms = remaining_ms(deadline);
-	bool		ended = true;
+	int			left_ms;
+	bool		taken = true;
 
+	if (deadline->wait_us == 0)
+		return take_lock(awaited, true);
+	left_ms = remaining_ms(deadline);
 	if (left_ms == 0)
 		return false;
 
 	error_context_stack = &context;
-	/* No deadline of ours, or the caller's comes first, and is raised */
+	/* Without a deadline of ours, or with a lock_timeout that comes first and is raised */
 	if (left_ms == INT_MAX || (LockTimeout > 0 && LockTimeout <= left_ms))
-		wait_for_lock(awaited);
+		(void) take_lock(awaited, false);
 	else
-		ended = wait_for_lock_with_timeout(awaited, left_ms);
+		taken = take_lock_with_timeout(awaited, left_ms);
 	error_context_stack = context.previous;
-	return ended;
+	return taken;
 }
 
 bool
-idem_wait_for_policy(const IdemDeadline *deadline)
+idem_wait_for_lock(IdemTakeLock take, const char *holder,
+				   const IdemDeadline *deadline)
 {
 	Awaited		awaited = {
-		.xid = InvalidTransactionId,
-		.subtransaction = GetCurrentSubTransactionId()
+		.take = take,
+		.subtransaction = GetCurrentSubTransactionId(),
+		.holder = holder
 	};
 
 	/*
-	 * A conditional lock is refused as soon as somebody waits for a conflicting one, even
-	 * where a real wait would let the caller go first, because those waiters wait for the
-	 * caller itself (it has read the table, say).
+	 * A conditional lock is refused as soon as somebody waits for a conflicting one.  That
+	 * is too early: a real wait lets us go first if those waiters wait for us (because we
+	 * have read the table, say).
 	 */
 	if (deadline->wait_us == 0)
-		return wait_for_lock_with_timeout(&awaited, POLICY_LOCK_TIMEOUT_MS);
+		return take_lock_with_timeout(&awaited, LOCK_TIMEOUT_MIN_MS);
 	return wait_for_lock_until(&awaited, deadline);
 }
 
 /*
  * Like XactLockTableWait(), with a deadline that spans all of its steps: when a
- * subtransaction commits into its parent, its lock is gone and the wait goes on
- * for the parent.
+ * subtransaction commits into its parent, its lock is gone, and the wait goes on for the
+ * parent.
  */
 bool
 idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
-						  IdemDeadline *deadline)
+						  uint32 speculative, const IdemDeadline *deadline)
 {
-	if (deadline->wait_us == 0)
-		return idem_conditional_xact_lock_wait(xid);
-
 	for (bool first = true;; first = false)
 	{
-		Awaited		awaited = {.xid = xid,.key = key};
+		Awaited		awaited = {
+			.xid = xid,
+			.speculative = speculative,
+			.key = key
+		};
 		TransactionId parent;
 
 		if (!wait_for_lock_until(&awaited, deadline))
 			return false;
-		if (!TransactionIdIsInProgress(xid))
+		if (speculative != 0 || !TransactionIdIsInProgress(xid))
 			return true;
 
 		/*
-		 * Its lock is free and it still runs: either it is on its way to the
-		 * lock table or out of the running ones, which is a matter of
-		 * microseconds, or it became part of its parent.  That is the next one
-		 * to wait for, and not the topmost: a savepoint further out can be
-		 * rolled back to.
+		 * Its lock is free, and it still runs.  Either it has begun and does not have the
+		 * lock yet, or it has ended and still counts as running; both last microseconds.
+		 * Or it has become part of its parent: then wait for the parent, not for the
+		 * topmost transaction, since a savepoint in between can be rolled back to.
 		 */
 		parent = SubTransGetParent(xid);
 		if (TransactionIdIsValid(parent))
@@ -329,34 +346,6 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 			pg_usleep(1000L);
 		}
 	}
-}
-
-bool
-idem_wait_for_inserter(const IdemKey *key, TransactionId xid, uint32 token,
-					   const IdemDeadline *deadline)
-{
-	Awaited		awaited = {.xid = xid,.token = token,.key = key};
-	LOCKTAG		tag;
-
-	if (deadline->wait_us != 0)
-		return wait_for_lock_until(&awaited, deadline);
-	SET_LOCKTAG_SPECULATIVE_INSERTION(tag, xid, token);
-	if (LockAcquire(&tag, ShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
-		return false;
-	LockRelease(&tag, ShareLock, false);
-	return true;
-}
-
-/* For a lock without a change, which a dirty snapshot does not show (SELECT FOR
- * UPDATE, say) */
-bool
-idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
-					   IdemDeadline *deadline)
-{
-	TransactionId locker = idem_store_row_locker(tid);
-
-	return !TransactionIdIsValid(locker) ||
-		idem_wait_for_transaction(key, locker, deadline);
 }
 
 /* ----- leases ----- */
@@ -488,10 +477,4 @@ idem_wait_init(bool preloaded)
 	shmem_request_hook = request_shmem;
 	next_shmem_startup = shmem_startup_hook;
 	shmem_startup_hook = start_shmem;
-}
-
-IdemOutcome
-idem_outcome_of_passed(const IdemDeadline *deadline)
-{
-	return deadline->wait_us == 0 ? IDEM_IN_PROGRESS : IDEM_TIMED_OUT;
 }

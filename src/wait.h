@@ -1,22 +1,22 @@
 /*
  * wait.h
- *	  Waiting for another holder of a key, under one deadline.
+ *	  Waiting under one deadline for what the caller names.
  */
 #ifndef IDEM_WAIT_H
 #define IDEM_WAIT_H
 
+#include "datatype/timestamp.h"
 #include "fmgr.h"
-#include "storage/itemptr.h"
 
-#include "store.h"
+#include "key.h"
 
-/* A call's patience */
+/* How long a call waits */
 typedef struct IdemDeadline
 {
 	int64		wait_us;		/* 0: not at all */
 	int64		at_us;			/* its end on the monotonic clock; 0: not begun;
 								 * IDEM_FOREVER: until cancelled */
-	int			pause_ms;		/* of waiting for a lease without preload */
+	int			pause_ms;		/* the latest one, of waiting for a lease without preload */
 } IdemDeadline;
 
 #define IDEM_FOREVER PG_INT64_MAX
@@ -31,30 +31,34 @@ extern void idem_deadline_begin(IdemDeadline *deadline);
 extern IdemDeadline idem_deadline_after(int wait_ms);
 
 /*
- * Both wait without polling until the transaction has ended (as far as it
- * concerns its row: ROLLBACK TO ends it too), or until the row is not locked.
- * False: the deadline passed.  A caller's own lock_timeout that is shorter
- * raises core's 55P03; a deadlock 40P01; a cancel 57014; with the key in the
- * error's context.
+ * The next two wait without polling.  False: the deadline passed.  They raise core's 55P03
+ * when a lock_timeout of the caller's own ends before the deadline, 40P01 after a deadlock,
+ * 57014 after a cancel, and say in the error's context what they waited for.
  */
-extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
-									  IdemDeadline *deadline);
-extern bool idem_wait_for_row_lock(const IdemKey *key, ItemPointer tid,
-								   IdemDeadline *deadline);
-
-/* Waits in the same way for an inserter with a speculative token to make sure of its key,
- * a matter of one index entry, or to lose it.  Its transaction is the wrong thing to wait
- * for: if it loses the key, it goes on without it. */
-extern bool idem_wait_for_inserter(const IdemKey *key, TransactionId xid,
-								   uint32 token, const IdemDeadline *deadline);
-
-/* idem_policy_lock(), waiting in the same way */
-extern bool idem_wait_for_policy(const IdemDeadline *deadline);
 
 /*
- * Waits until the lease of the key may have ended: look again.  False: the
- * deadline passed.  After the last wait of a call, whatever it ended in, call
- * idem_wait_end().
+ * Waits until the transaction has ended, as far as its row is concerned: ROLLBACK TO ends
+ * it too.  speculative: the token of an insertion that has not yet won its key; else 0.
+ * The wait is then for that insertion, which takes microseconds: if it loses its key, its
+ * transaction goes on without it.
+ */
+extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
+									  uint32 speculative,
+									  const IdemDeadline *deadline);
+
+/*
+ * Waits for a lock that take() takes for the given subtransaction and keeps: it is called in
+ * a subtransaction of its own, which is rolled back.  holder names who has the lock.
+ */
+typedef void (*IdemTakeLock) (SubTransactionId subtransaction);
+
+extern bool idem_wait_for_lock(IdemTakeLock take, const char *holder,
+							   const IdemDeadline *deadline);
+
+/*
+ * Waits until the lease of the key may have ended: look at its row again.  False: the
+ * deadline passed.  Call idem_wait_end() after the last wait of a call, whatever it ended
+ * in, and before another kind of wait.
  */
 extern bool idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 								IdemDeadline *deadline);
@@ -67,9 +71,5 @@ extern int64 idem_monotonic_us(void);
 
 /* Once a backend; with shared memory where the library is preloaded */
 extern void idem_wait_init(bool preloaded);
-
-/* The outcome of a call whose deadline passed: in_progress where it did not
- * want to wait, else timed_out */
-extern IdemOutcome idem_outcome_of_passed(const IdemDeadline *deadline);
 
 #endif							/* IDEM_WAIT_H */

@@ -90,6 +90,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "stats.h"
+#include "store.h"
 #include "worker.h"
 
 #define MILLISECONDS(ms) ((int64) (ms) * 1000)	/* as a TimestampTz counts */
@@ -710,7 +711,7 @@ extension_standing(void)
 	/* Looked up again: it may have been dropped while we came to the lock. */
 	is_still_there = get_extension_oid("idem", true) == extension;
 	if (is_still_there)
-		(void) ConditionalLockRelationOid(idem_catalog()->claims, RowExclusiveLock);
+		(void) idem_store_try_lock();
 	LockRelease(&tag, AccessShareLock, false);
 	return is_still_there ? EXTENSION_SERVED : EXTENSION_ABSENT;
 }

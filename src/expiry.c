@@ -1,0 +1,140 @@
+/*
+ * expiry.c
+ *	  The claims table: rows in the order of expires_at, for the cleaner.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relscan.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_index.h"
+#include "executor/executor.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "expiry.h"
+#include "store_internal.h"
+
+struct IdemExpiryScan
+{
+	IdemStore  *store;
+	Relation	index;
+	Snapshot	snapshot;
+	IndexScanDesc scan;
+};
+
+static Relation
+open_expiry_index(Relation claims)
+{
+	Oid			oid = idem_catalog()->claims_by_expiry;
+	Relation	index = OidIsValid(oid) ?
+		index_open(oid, RowExclusiveLock) : NULL;
+
+	/* In order of expiry, all of them */
+	if (index == NULL ||
+		index->rd_index->indrelid != RelationGetRelid(claims) ||
+		!index->rd_index->indisvalid ||
+		index->rd_rel->relam != BTREE_AM_OID ||
+		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
+		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||
+		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
+				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON %s (expires_at), after dropping what has its name, or REINDEX it.",
+						 idem_store_qualified_name(RelationGetRelid(claims)))));
+	return index;
+}
+
+IdemExpiryScan *
+idem_store_expiry_scan_begin(TimestampTz from)
+{
+	IdemExpiryScan *scan = palloc0(sizeof(IdemExpiryScan));
+	ScanKeyData key;
+	int			nkeys = (from == DT_NOBEGIN) ? 0 : 1;
+
+	idem_store_open("idem_cleanup()");
+	scan->store = idem_store_use();
+	idem_store_begin_write(scan->store, CMD_DELETE);
+	scan->index = open_expiry_index(scan->store->claims);
+	/* Not the active one: it still shows what this statement deleted before. */
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
+									  scan->snapshot, nkeys);
+	/* The time of an entry whose row is gone is in the entry alone. */
+	scan->scan->xs_want_itup = true;
+	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	index_rescan(scan->scan, &key, nkeys, NULL, 0);
+	return scan;
+}
+
+static TimestampTz
+entry_expires_at(IndexScanDesc scan)
+{
+	bool		isnull;
+
+	return DatumGetTimestampTz(index_getattr(scan->xs_itup, 1,
+											 scan->xs_itupdesc, &isnull));
+}
+
+bool
+idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
+{
+	TupleTableSlot *slot = scan->store->slot;
+
+	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
+		return false;
+	/* An entry has one row at most that an MVCC snapshot sees. */
+	row->gone = !index_fetch_heap(scan->scan, slot);
+	if (row->gone)
+	{
+		row->expires_at = entry_expires_at(scan->scan);
+		return true;
+	}
+	slot_getsomeattrs(slot, Anum_claims_state);
+	row->expires_at =
+		DatumGetTimestampTz(slot->tts_values[Anum_claims_expires_at - 1]);
+	row->state =
+		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
+	if (row->state == IDEM_STATE_IN_PROGRESS)
+	{
+		slot_getsomeattrs(slot, Anum_claims_scope);
+		row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
+			IDEM_NO_TIME :
+			DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
+		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
+	}
+	return true;
+}
+
+/*
+ * The row that the snapshot saw is deleted only if it is the latest version:
+ * if the key was claimed again or its promise prolonged meanwhile, the result
+ * is TM_Updated, and the row stays.
+ */
+bool
+idem_store_expiry_scan_delete(IdemExpiryScan *scan)
+{
+	Assert(!TTS_EMPTY(scan->store->slot));
+	return idem_store_delete_row(scan->store, &scan->store->slot->tts_tid);
+}
+
+void
+idem_store_expiry_scan_end(IdemExpiryScan *scan)
+{
+	ExecClearTuple(scan->store->slot);
+	index_endscan(scan->scan);
+	UnregisterSnapshot(scan->snapshot);
+	index_close(scan->index, NoLock);
+	idem_store_done(scan->store);
+	CommandCounterIncrement();
+	pfree(scan);
+}

@@ -1,0 +1,101 @@
+/*
+ * store_internal.h
+ *	  The claims table, opened: what store_open.c, store.c and expiry.c share.  No other
+ *	  file includes this.
+ */
+#ifndef IDEM_STORE_INTERNAL_H
+#define IDEM_STORE_INTERNAL_H
+
+#include "access/genam.h"
+#include "executor/tuptable.h"
+#include "nodes/execnodes.h"
+#include "storage/lockdefs.h"
+#include "utils/relcache.h"
+
+#include "store.h"
+
+/* Columns of idem_claims, as in the install script */
+enum
+{
+	Anum_claims_expires_at = 1,
+	Anum_claims_lease_until,
+	Anum_claims_token,
+	Anum_claims_state,
+	Anum_claims_request_id,
+	Anum_claims_user_id,
+	Anum_claims_scope,
+	Anum_claims_fingerprint,
+	Anum_claims_result,
+	Anum_claims_progress
+};
+
+#define Natts_claims Anum_claims_progress
+
+/*
+ * A marker has none of the columns that follow.  Its row ends before them, like one
+ * that is older than a column, which reads as NULL: with no more than eight columns
+ * the header has room for the bitmap of NULLs, and a row is eight bytes shorter.
+ */
+#define Natts_marker Anum_claims_scope
+
+/* Columns of the primary key: request_id, user_id, scope */
+#define KEY_COLUMNS 3
+
+typedef struct IdemStore
+{
+	MemoryContext context;		/* holds all of this */
+	bool		in_use;
+	SubTransactionId used_in;	/* in which the latest use began */
+	SubTransactionId opened_in; /* the latest in which relations were */
+	Relation	claims;
+	Relation	key_index;
+	bool		has_user_index;
+	TupleTableSlot *slot;
+	TupleDesc	marker;			/* its columns */
+
+	/* For inserting, made as they are needed */
+	TupleTableSlot **new_rows;
+	int			nnew_rows;
+	ItemPointerData latest;		/* where the latest one was put, or invalid */
+
+	/* For probing */
+	SnapshotData dirty;
+	ScanKeyData keys[KEY_COLUMNS];
+	IndexScanDesc scan;			/* with a reference of its own to the index */
+
+	/* For writing index entries; made by the first write */
+	EState	   *estate;
+	ResultRelInfo *target;
+	int			nkept_indexes;	/* of the target's, that the transaction keeps open */
+	List	   *arbiters;		/* the primary key */
+} IdemStore;
+
+/*
+ * Take the store, open, and give it back.  In between nothing waits for a holder, and no
+ * other function of the store is called.
+ */
+extern IdemStore *idem_store_use(void);
+extern void idem_store_done(IdemStore *store);
+
+/*
+ * To be called before the first write of a use.  command: CMD_INSERT and CMD_UPDATE open
+ * the indexes, to write their entries; CMD_SELECT locks a row.  Raises what the server
+ * raises for a published table without replica identity.
+ */
+extern void idem_store_begin_write(IdemStore *store, CmdType command);
+
+/* For a reader, which needs no store: opens the table and its key's index with
+ * AccessShareLock.  The caller closes both. */
+extern void idem_store_open_to_read(Relation *claims, Relation *key_index);
+
+extern void idem_store_init_keys(ScanKey keys);
+
+/*
+ * Deletes the row without waiting, and does not make that visible to the next command.
+ * False: another transaction has locked or changed it.
+ */
+extern bool idem_store_delete_row(IdemStore *store, const ItemPointerData *tid);
+
+extern char *idem_store_qualified_name(Oid relid);
+
+#endif							/* IDEM_STORE_INTERNAL_H */

@@ -1,0 +1,655 @@
+/*
+ * store_open.c
+ *	  The claims table's lifetime: opening it, checking its shape, keeping it open for a
+ *	  transaction, and releasing it.
+ *
+ * Opening relations, indexes and a scan costs as much as a probe, so they are kept open
+ * from the first claim of a transaction to its end (the_store).  They belong to the
+ * transaction's own resource owner and memory, not to the portal or the subtransaction
+ * that happens to claim first, and are released
+ *
+ *	- before the transaction commits or is prepared; an abort releases them by
+ *	  itself;
+ *	- when a subtransaction aborts that may have created what is open;
+ *	- before any utility command, which could be DDL of the table, and would be
+ *	  refused while its own session has the table open; and after each use within a
+ *	  command that fires event triggers, since such a trigger can call us;
+ *	- at the next use after an invalidation of the table or of an index of it.
+ *
+ * Each function of the store takes it with idem_store_use() and gives it back with
+ * idem_store_done().  An error in between leaves in_use set until the subtransaction has
+ * aborted.  The buffer pins of the scan then belong to that, so the scan is dropped rather
+ * than ended.  (A nested subtransaction can abort in between only if the expression of a
+ * user's index calls a function that has one.)
+ *
+ * Locks, in this order:
+ *
+ *	1. RowExclusiveLock on the table, then on its indexes.  They are held until the
+ *	   transaction ends, as after any DML.  Unlike there they belong to the transaction
+ *	   and not to the portal or the savepoint, because the store stays open as long;
+ *	2. for a lease, the lock of the key, from before the probe to after the write;
+ *	3. for a claim, the lock of the policies (policy.c), from the promise to after the
+ *	   write;
+ *	4. the speculative lock of an insertion (store.c), or the id of the subtransaction
+ *	   that writes many rows.
+ *
+ * While it holds lock 4, nothing waits for another transaction, with one exception: an
+ * index that a user made unique waits for the holder of an equal value, as in any INSERT.
+ * Only lock_timeout bounds that wait, not the deadline of the call.
+ *
+ * Writing below the executor leaves out what the executor does.  check_writable() refuses
+ * a transaction that may not write; open_store() refuses a table that was given triggers,
+ * rules, row security, constraints or columns, because a direct insert would pass them by.
+ * Columns that were dropped again do no harm.  Indexes that a user added are maintained.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/partition.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_constraint.h"
+#include "catalog/pg_type_d.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "storage/lmgr.h"
+#include "tcop/cmdtag.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "store_internal.h"
+
+/* InvalidOid: the type idem_state, whose OID differs */
+static const Oid claims_column_types[Natts_claims] = {
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
+	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
+};
+
+static const bool claims_column_not_null[Natts_claims] = {
+	true, false, false, true, true, true, true, false, false, false
+};
+
+/* Of the primary key, in its order */
+static const AttrNumber key_columns[KEY_COLUMNS] = {
+	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
+};
+
+static IdemStore *the_store = NULL;
+static bool the_store_is_stale = false;
+
+/* Commands that fire event triggers, and in which this is called */
+static int	ddl_depth = 0;
+
+/* This transaction's: what it has locked, and whether it has written any row */
+static Oid	locked_claims = InvalidOid;
+static Oid	locked_key_index = InvalidOid;
+static bool has_written = false;
+
+static ProcessUtility_hook_type next_process_utility = NULL;
+
+/* hint: works when it is followed; if more is in the way, the next error says so. */
+static void
+refuse_table(Relation claims, const char *reason, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("table \"%s\" cannot hold claims: it has %s",
+					RelationGetRelationName(claims), reason),
+			 errdetail("Claims are written directly into the table, without the executor, so that this would be ignored or do harm."),
+			 errhint("%s", hint)));
+}
+
+char *
+idem_store_qualified_name(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  get_rel_name(relid));
+}
+
+/* change: of ALTER TABLE */
+static void
+refuse_layout(Relation claims, const char *change)
+{
+	const char *hint = "Dump this database and restore it: a dropped column cannot come back to its place in the table.";
+
+	if (change != NULL)
+		hint = psprintf("Run ALTER TABLE %s %s.",
+						idem_store_qualified_name(RelationGetRelid(claims)), change);
+	refuse_table(claims, "another layout than the extension gave it", hint);
+}
+
+static void
+check_storage(Relation claims)
+{
+	if (claims->rd_rel->relkind != RELKIND_RELATION)
+		refuse_layout(claims, NULL);
+	if (claims->rd_rel->relispartition)
+		refuse_table(claims, "become a partition",
+					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
+							  idem_store_qualified_name(get_partition_parent(RelationGetRelid(claims),
+																  true)),
+							  idem_store_qualified_name(RelationGetRelid(claims))));
+	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
+		refuse_layout(claims, "SET ACCESS METHOD heap");
+	if (claims->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		refuse_layout(claims, "SET LOGGED");
+}
+
+/* As in the install script, and read as NULL where a row ends before it */
+static void
+check_column(Relation claims, int i)
+{
+	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
+	const char *name = quote_identifier(NameStr(column->attname));
+	Oid			type = OidIsValid(claims_column_types[i]) ?
+		claims_column_types[i] : idem_catalog()->state_type;
+
+	if (column->attisdropped || column->atthasmissing)
+		refuse_layout(claims, NULL);
+	if (column->atttypid != type ||
+		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
+	{
+		const char *type_name = format_type_be_qualified(type);
+
+		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
+									   name, type_name,
+									   type == TEXTOID ? " COLLATE \"C\"" : "",
+									   name, type_name));
+	}
+	if (column->attnotnull != claims_column_not_null[i])
+		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL", name,
+									   column->attnotnull ? "DROP" : "SET"));
+}
+
+/*
+ * The columns are the ones of the install script.  Dropped ones after them are what a
+ * change that was taken back leaves for good; they are NULL in every row that is written.
+ */
+static void
+check_layout(Relation claims)
+{
+	TupleDesc	desc = RelationGetDescr(claims);
+
+	idem_refuse_distributed(claims);
+	check_storage(claims);
+	if (desc->natts < Natts_claims)
+		refuse_layout(claims, NULL);
+	for (int i = 0; i < Natts_claims; i++)
+		check_column(claims, i);
+	for (int i = Natts_claims; i < desc->natts; i++)
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			refuse_layout(claims,
+						  psprintf("DROP COLUMN %s",
+								   quote_identifier(NameStr(TupleDescAttr(desc, i)->attname))));
+}
+
+static void
+check_direct_writes(Relation claims)
+{
+	TupleConstr *constraints = RelationGetDescr(claims)->constr;
+
+	if (claims->trigdesc != NULL)
+		refuse_table(claims, "triggers, foreign keys or deferrable constraints",
+					 "Drop them, also foreign keys of other tables that refer to it, and react to the application's own tables instead.");
+	if (claims->rd_rules != NULL && claims->rd_rules->numLocks > 0)
+		refuse_table(claims, "rules", "Drop them.");
+	if (claims->rd_rel->relrowsecurity)
+		refuse_table(claims, "row security",
+					 psprintf("Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY. Grant the functions rather than the table.",
+							  idem_store_qualified_name(RelationGetRelid(claims))));
+	if (constraints != NULL && constraints->num_check > 0)
+		refuse_table(claims, "CHECK constraints", "Drop them.");
+}
+
+static void
+unlock_for_transaction(Oid *locked)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	Assert(OidIsValid(*locked) && !has_written);
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	UnlockRelationOid(*locked, RowExclusiveLock);
+	CurrentResourceOwner = owner;
+	*locked = InvalidOid;
+}
+
+static void
+lock_for_transaction(Oid *locked, Oid relid)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	if (*locked == relid)
+		return;
+	if (OidIsValid(*locked) && !has_written)
+		unlock_for_transaction(locked);
+	/* An error in here is cleaned up after by the caller's owner. */
+	LockRelationOid(relid, RowExclusiveLock);
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	LockRelationOid(relid, RowExclusiveLock);
+	CurrentResourceOwner = owner;
+	UnlockRelationOid(relid, RowExclusiveLock);
+	*locked = relid;
+}
+
+/*
+ * If the table was dropped since the catalog was read, locking it has processed the
+ * invalidation, and idem_catalog() finds the new table or raises the error that there
+ * is none.
+ */
+static Relation
+open_claims_to_write(void)
+{
+	Relation	claims;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		lock_for_transaction(&locked_claims, idem_catalog()->claims);
+		claims = try_table_open(locked_claims, NoLock);
+	} while (claims == NULL);
+	check_layout(claims);
+	return claims;
+}
+
+/* Its columns can have been renamed. */
+static void
+refuse_key(Relation claims)
+{
+	Oid			present;
+	const char *drop = "";
+	const char *columns[KEY_COLUMNS];
+
+	(void) get_primary_key_attnos(RelationGetRelid(claims), true, &present);
+	if (OidIsValid(present))
+		drop = psprintf("DROP CONSTRAINT %s, ",
+						quote_identifier(get_constraint_name(present)));
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		columns[i] = quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(claims),
+															key_columns[i] - 1)->attname));
+	refuse_table(claims, "another primary key than the extension gave it",
+				 psprintf("Run ALTER TABLE %s %sADD PRIMARY KEY (%s, %s, %s). It is what prevents a second execution.",
+						  idem_store_qualified_name(RelationGetRelid(claims)), drop,
+						  columns[0], columns[1], columns[2]));
+}
+
+static Relation
+open_key_index(Relation claims, bool to_write)
+{
+	Oid			oid = idem_primary_key_index(claims);
+	Relation	index = NULL;
+	bool		same;
+
+	if (OidIsValid(oid) && to_write)
+		lock_for_transaction(&locked_key_index, oid);
+	if (OidIsValid(oid))
+		index = index_open(oid, to_write ? NoLock : AccessShareLock);
+	same = index != NULL && index->rd_index->indisvalid &&
+		index->rd_rel->relam == BTREE_AM_OID &&
+		index->rd_index->indnkeyatts == KEY_COLUMNS;
+
+	for (int i = 0; same && i < KEY_COLUMNS; i++)
+		same = index->rd_index->indkey.values[i] == key_columns[i] &&
+			index->rd_indcollation[i] == C_COLLATION_OID;
+	if (!same)
+		refuse_key(claims);
+	return index;
+}
+
+/*
+ * As open_claims_to_write(); and the wait for the lock can have been one for DDL that put
+ * another table in its place.  A writer notices that by the store being stale.
+ */
+void
+idem_store_open_to_read(Relation *claims, Relation *key_index)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		*claims = try_table_open(idem_catalog()->claims, AccessShareLock);
+		if (*claims == NULL)
+			continue;
+		if (idem_catalog()->claims == RelationGetRelid(*claims))
+			break;
+		table_close(*claims, AccessShareLock);
+	}
+	check_layout(*claims);
+	*key_index = open_key_index(*claims, false);
+}
+
+/* ScanKeyInit() means collation "C", which is that of the columns. */
+void
+idem_store_init_keys(ScanKey keys)
+{
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
+}
+
+static bool
+has_user_index(const IdemStore *store)
+{
+	List	   *indexes = RelationGetIndexList(store->claims);
+	bool		found = false;
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+	{
+		if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
+			lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
+			found = true;
+	}
+	list_free(indexes);
+	return found;
+}
+
+static void
+check_writable(const char *command)
+{
+	if (XactReadOnly)
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot execute %s in a read-only transaction", command),
+				 RecoveryInProgress() ?
+				 errhint("This server is a standby: send the request to the primary.") :
+				 errhint("Use a read-write transaction, the one that does the work.")));
+	PreventCommandIfParallelMode(command);
+	PreventCommandDuringRecovery(command);
+}
+
+/* Keeps a relation open, which the caller has opened and closes, until release_store(). */
+static void
+keep_open(Relation rel)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	RelationIncrementReferenceCount(rel);
+	CurrentResourceOwner = owner;
+}
+
+static void
+make_slots(IdemStore *store)
+{
+	/* A copy of the descriptor has no reference count to give back. */
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
+
+	store->slot = MakeSingleTupleTableSlot(desc,
+										   table_slot_callbacks(store->claims));
+	store->marker = CreateTemplateTupleDesc(Natts_marker);
+	for (AttrNumber i = 1; i <= Natts_marker; i++)
+		TupleDescCopyEntry(store->marker, i, desc, i);
+}
+
+/*
+ * Opens, checks and allocates on the account of the caller's subtransaction, so that an
+ * error leaves nothing behind.  Then the_store is set, in use, and the transaction
+ * references what is open: from there on an error in a subtransaction releases it.
+ */
+static void
+open_store(void)
+{
+	MemoryContext context = AllocSetContextCreate(CurTransactionContext,
+												  "idem store",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	IdemStore  *store = palloc0(sizeof(IdemStore));
+	IndexScanDesc scan;
+
+	Assert(the_store == NULL);
+	store->context = context;
+	store->in_use = true;
+	store->used_in = store->opened_in = GetCurrentSubTransactionId();
+	store->claims = open_claims_to_write();
+	check_direct_writes(store->claims);
+	store->key_index = open_key_index(store->claims, true);
+	store->has_user_index = has_user_index(store);
+	InitDirtySnapshot(store->dirty);
+	idem_store_init_keys(store->keys);
+	make_slots(store);
+	scan = idem_index_beginscan(store->claims, store->key_index,
+								&store->dirty, KEY_COLUMNS);
+
+	keep_open(store->claims);
+	keep_open(store->key_index);
+	keep_open(store->key_index);
+	store->scan = scan;
+	MemoryContextSetParent(context, TopTransactionContext);
+	the_store = store;
+	/* The caller's references: of the scan, of the index, of the table */
+	RelationClose(store->key_index);
+	index_close(store->key_index, NoLock);
+	table_close(store->claims, NoLock);
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+release_store(void)
+{
+	IdemStore  *store = the_store;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	Assert(store != NULL);
+	the_store = NULL;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	/* In use, the scan's pins are gone with the subtransaction. */
+	if (store->in_use)
+		RelationClose(store->key_index);
+	else
+		index_endscan(store->scan);
+	for (int i = 0; i < store->nkept_indexes; i++)
+		RelationClose(store->target->ri_IndexRelationDescs[i]);
+	RelationClose(store->key_index);
+	RelationClose(store->claims);
+	if (store->estate != NULL)
+		FreeExecutorState(store->estate);
+	MemoryContextDelete(store->context);
+	CurrentResourceOwner = owner;
+}
+
+IdemStore *
+idem_store_use(void)
+{
+	if (the_store != NULL && the_store->in_use)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("claims cannot be made while a claim is being stored"),
+				 errhint("Do not call functions of idem from an index on idem_claims.")));
+	if (the_store != NULL && the_store_is_stale)
+		release_store();
+	if (the_store == NULL)
+	{
+		/* Before reading the catalogs: an invalidation from now on counts. */
+		the_store_is_stale = false;
+		open_store();
+	}
+	the_store->in_use = true;
+	the_store->used_in = GetCurrentSubTransactionId();
+	return the_store;
+}
+
+void
+idem_store_done(IdemStore *store)
+{
+	Assert(store == the_store && store->in_use);
+	store->in_use = false;
+	/* An event trigger runs before the command that it was fired by. */
+	if (ddl_depth > 0)
+		release_store();
+}
+
+void
+idem_store_open(const char *command)
+{
+	check_writable(command);
+	idem_store_done(idem_store_use());
+}
+
+bool
+idem_store_try_lock(void)
+{
+	return ConditionalLockRelationOid(idem_catalog()->claims, RowExclusiveLock);
+}
+
+void
+idem_store_step_back(void)
+{
+	if (has_written)
+		return;
+	Assert(the_store == NULL || !the_store->in_use);
+	if (the_store != NULL)
+		release_store();
+	if (OidIsValid(locked_key_index))
+		unlock_for_transaction(&locked_key_index);
+	if (OidIsValid(locked_claims))
+		unlock_for_transaction(&locked_claims);
+}
+
+/* Before anything is opened: locks can be waited for in vain. */
+static void
+lock_indexes(IdemStore *store)
+{
+	ListCell   *cell;
+
+	foreach(cell, RelationGetIndexList(store->claims))
+	{
+		Oid			locked = InvalidOid;
+
+		lock_for_transaction(&locked, lfirst_oid(cell));
+	}
+}
+
+static void
+open_indexes(IdemStore *store)
+{
+	MemoryContext caller;
+	ResultRelInfo *target;
+
+	Assert(store->target == NULL && store->estate == NULL);
+	lock_indexes(store);
+
+	store->opened_in = GetCurrentSubTransactionId();
+	caller = MemoryContextSwitchTo(store->context);
+	store->estate = CreateExecutorState();
+	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
+	target = makeNode(ResultRelInfo);
+	/* Range table index 0: there is no range table, and no rights to check. */
+	InitResultRelInfo(target, store->claims, 0, NULL, 0);
+	/* As in open_store(): an expression of a user's index can raise an error. */
+	ExecOpenIndices(target, false);
+	store->target = target;
+	for (int i = 0; i < target->ri_NumIndices; i++)
+	{
+		keep_open(target->ri_IndexRelationDescs[i]);
+		store->nkept_indexes++;
+		index_close(target->ri_IndexRelationDescs[i], NoLock);
+	}
+	MemoryContextSwitchTo(caller);
+}
+
+void
+idem_store_begin_write(IdemStore *store, CmdType command)
+{
+	Assert(store == the_store && store->in_use);
+	CheckCmdReplicaIdentity(store->claims, command);
+	has_written = true;
+	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
+		store->target == NULL)
+		open_indexes(store);
+}
+
+/* Nothing that can fail, and no catalog access: it only marks. */
+static void
+invalidate_store(Datum arg, Oid relid)
+{
+	if (the_store_is_stale)
+		return;
+	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
+		relid == RelationGetRelid(the_store->claims) ||
+		list_member_oid(the_store->claims->rd_indexlist, relid);
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			if (the_store != NULL)
+				release_store();
+			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_PREPARE:
+		case XACT_EVENT_ABORT:
+			the_store = NULL;
+			locked_claims = locked_key_index = InvalidOid;
+			has_written = false;
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
+		((the_store->in_use && the_store->used_in >= mine) ||
+		 the_store->opened_in >= mine))
+		release_store();
+}
+
+static void
+release_before_utility(PlannedStmt *statement, const char *query,
+					   bool read_only_tree, ProcessUtilityContext context,
+					   ParamListInfo params, QueryEnvironment *environment,
+					   DestReceiver *dest, QueryCompletion *completion)
+{
+	ProcessUtility_hook_type run = next_process_utility != NULL ?
+		next_process_utility : standard_ProcessUtility;
+	int			outer_ddl_depth = ddl_depth;
+
+	/*
+	 * Not if it is in use: the command comes from inside of that use, from a
+	 * function in a user's index, say.  And not for SAVEPOINT and its like, which
+	 * are frequent and leave the table alone.
+	 */
+	if (the_store != NULL && !the_store->in_use &&
+		!IsA(statement->utilityStmt, TransactionStmt))
+		release_store();
+	if (command_tag_event_trigger_ok(CreateCommandTag(statement->utilityStmt)))
+		ddl_depth++;
+	PG_TRY();
+	{
+		run(statement, query, read_only_tree, context, params, environment,
+			dest, completion);
+	}
+	PG_FINALLY();
+	{
+		ddl_depth = outer_ddl_depth;
+	}
+	PG_END_TRY();
+}
+
+void
+idem_store_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
+	next_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = release_before_utility;
+}
+
