@@ -73,7 +73,7 @@
 typedef enum Step
 {
 	STEP_LOOK,					/* at the key */
-	STEP_PROMISE,				/* write it */
+	STEP_WRITE,					/* its row */
 	STEP_ANSWER,
 	STEP_AGAIN,					/* somebody was there first */
 	STEP_WAIT_FOR_POLICY,
@@ -116,64 +116,6 @@ is_stale(const IdemClaimCall *call)
 		idem_may_be_forgotten(&call->policy, call->key_time);
 }
 
-/*
- * What a claim stores.  A successor's request is the same request: it keeps the
- * fingerprint, what was promised, and the progress, of which it has not been told
- * yet when it passes its own.
- */
-static IdemRow
-claimed_row(const IdemClaimCall *call, TimestampTz remembered_until,
-			const IdemRow *predecessor)
-{
-	IdemRow		row = {
-		.state = IDEM_STATE_COMPLETED,
-		.expires_at = remembered_until,
-		.lease_until = IDEM_NO_TIME,
-		.fingerprint = (const IdemStored *) call->fingerprint,
-		.progress = (const IdemStored *) call->progress
-	};
-
-	if (call->lease_us > 0)
-	{
-		row.state = IDEM_STATE_IN_PROGRESS;
-		row.lease_until = GetCurrentTimestamp() + call->lease_us;
-		row.expires_at = Max(row.expires_at, row.lease_until);
-		row.token = idem_store_draw_token();
-	}
-	if (predecessor != NULL)
-	{
-		row.expires_at = Max(row.expires_at, predecessor->expires_at);
-		if (row.fingerprint == NULL)
-			row.fingerprint = predecessor->fingerprint;
-		if (predecessor->progress != NULL)
-			row.progress = predecessor->progress;
-	}
-	return row;
-}
-
-static void
-answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
-{
-	answer->outcome = outcome;
-	answer->result = idem_stored_jsonb(row->result);
-	answer->progress = idem_stored_jsonb(row->progress);
-	answer->expires_at = row->expires_at;
-	answer->lease_until = row->lease_until;
-}
-
-/* predecessor: of a claim in place; NULL: none.  Its progress is the answer's. */
-static void
-answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
-			   const IdemRow *predecessor)
-{
-	answer->outcome = IDEM_CLAIMED;
-	if (predecessor != NULL)
-		answer->progress = idem_stored_jsonb(predecessor->progress);
-	answer->token = row->token;
-	answer->expires_at = row->expires_at;
-	answer->lease_until = row->lease_until;
-}
-
 /* Steps 4 to 8 for a row that is there and not claimed by this.  claimed: it can
  * be claimed in place. */
 static IdemOutcome
@@ -203,25 +145,76 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 }
 
 /*
- * To be called just before a row is written.  Where the policy has changed, the lock is
- * kept: the next attempt looks at the key by a policy that is read under the lock, and
- * makes its promise at the latest.
+ * Makes the row that a claim writes.  A successor's request is the same request: it keeps
+ * the fingerprint, the time until which it is remembered, and the progress, which it has not
+ * been told yet when it passes its own.
+ *
+ * Where the policy has changed, the lock is kept: the next attempt looks at the key by a
+ * policy that is read under the lock, and that promise is made.
  */
 static Step
-begin_promise(IdemClaimCall *call, TimestampTz *remembered_until)
+promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
 {
+	*row = (IdemRow) {
+		.state = IDEM_STATE_COMPLETED,
+		.lease_until = IDEM_NO_TIME,
+		.fingerprint = (const IdemStored *) call->fingerprint,
+		.progress = (const IdemStored *) call->progress
+	};
 	switch (idem_policy_promise(&call->policy, call->key_time,
-								remembered_until))
+								&row->expires_at))
 	{
 		case IDEM_PROMISE_MADE:
-			return STEP_PROMISE;
+			break;
 		case IDEM_PROMISE_OUTDATED:
 			call->has_policy = false;
 			return STEP_AGAIN;
 		case IDEM_PROMISE_REFUSED:
 			return STEP_WAIT_FOR_POLICY;
 	}
-	pg_unreachable();
+	if (call->lease_us > 0)
+	{
+		row->state = IDEM_STATE_IN_PROGRESS;
+		row->lease_until = GetCurrentTimestamp() + call->lease_us;
+		row->expires_at = Max(row->expires_at, row->lease_until);
+		row->token = idem_store_draw_token();
+	}
+	if (predecessor != NULL)
+	{
+		row->expires_at = Max(row->expires_at, predecessor->expires_at);
+		if (row->fingerprint == NULL)
+			row->fingerprint = predecessor->fingerprint;
+		if (predecessor->progress != NULL)
+			row->progress = predecessor->progress;
+	}
+	return STEP_WRITE;
+}
+
+/* predecessor: of a claim in place; NULL: none.  Its progress is the answer's. */
+static void
+answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
+			   const IdemRow *predecessor)
+{
+	*answer = (IdemClaimAnswer) {
+		.outcome = IDEM_CLAIMED,
+		.progress = predecessor == NULL ? NULL :
+			idem_stored_jsonb(predecessor->progress),
+		.token = row->token,
+		.expires_at = row->expires_at,
+		.lease_until = row->lease_until
+	};
+}
+
+static void
+answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
+{
+	*answer = (IdemClaimAnswer) {
+		.outcome = outcome,
+		.result = idem_stored_jsonb(row->result),
+		.progress = idem_stored_jsonb(row->progress),
+		.expires_at = row->expires_at,
+		.lease_until = row->lease_until
+	};
 }
 
 /*
@@ -247,7 +240,6 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
 	Step		step;
 	IdemRow		row;
-	TimestampTz remembered_until;
 
 	if (is_stale(call))
 	{
@@ -255,10 +247,9 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 		answer->outcome = IDEM_STALE;
 		return idem_store_is_absent(&call->key) ? STEP_ANSWER : STEP_AGAIN;
 	}
-	step = begin_promise(call, &remembered_until);
-	if (step != STEP_PROMISE)
+	step = promise(call, NULL, &row);
+	if (step != STEP_WRITE)
 		return step;
-	row = claimed_row(call, remembered_until, NULL);
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
 	if (withdraw_if_stale(call))
@@ -269,16 +260,14 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 }
 
 static Step
-claim_in_place(IdemClaimCall *call, IdemFound *found,
+claim_in_place(IdemClaimCall *call, const IdemFound *found,
 			   const IdemRow *predecessor, IdemClaimAnswer *answer)
 {
 	IdemRow		row;
-	TimestampTz remembered_until;
-	Step		step = begin_promise(call, &remembered_until);
+	Step		step = promise(call, predecessor, &row);
 
-	if (step != STEP_PROMISE)
+	if (step != STEP_WRITE)
 		return step;
-	row = claimed_row(call, remembered_until, predecessor);
 	if (!idem_store_update(&call->key, found, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
 	answer_claimed(answer, &row, predecessor);
@@ -575,14 +564,11 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 
 	for (int i = 0; i < nitems; i++)
 	{
-		TimestampTz remembered_until;
-
 		set_item(call, &items[i]);
 		(void) check_key_time(call);
-		if (begin_promise(call, &remembered_until) != STEP_PROMISE)
-			return false;
 		rows[i].key = call->key;
-		rows[i].row = claimed_row(call, remembered_until, NULL);
+		if (promise(call, NULL, &rows[i].row) != STEP_WRITE)
+			return false;
 	}
 	claimed = idem_store_insert_many(rows, nitems);
 	for (int i = 0; claimed && i < nitems; i++)
