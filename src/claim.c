@@ -235,6 +235,16 @@ withdraw_if_stale(const IdemClaimCall *call)
 	return true;
 }
 
+static void
+answer_inserted(const IdemClaimCall *call, const IdemRow *row,
+				IdemClaimAnswer *answer)
+{
+	if (withdraw_if_stale(call))
+		answer->outcome = IDEM_STALE;
+	else
+		answer_claimed(answer, row, NULL);
+}
+
 static Step
 claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
@@ -252,10 +262,7 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 		return step;
 	if (!idem_store_insert(&call->key, &row))
 		return STEP_AGAIN;
-	if (withdraw_if_stale(call))
-		answer->outcome = IDEM_STALE;
-	else
-		answer_claimed(answer, &row, NULL);
+	answer_inserted(call, &row, answer);
 	return STEP_ANSWER;
 }
 
@@ -340,17 +347,15 @@ attempt_under_key_lock(IdemClaimCall *call, Look *look,
 	return step;
 }
 
-static IdemKeyTimeCheck
-check_key_time(IdemClaimCall *call)
+/* False: the scope wants times in its keys, and this key has none (IDEM_NO_KEY_TIME), or
+ * one that is ahead of the clock. */
+static bool
+read_key_time(IdemClaimCall *call)
 {
 	call->key_time = IDEM_NO_KEY_TIME;
-	if (!call->policy.key_time_uuidv7)
-		return IDEM_KEY_TIME_OK;
-	if (!idem_key_parse_time(&call->key, &call->key_time))
-		return IDEM_KEY_TIME_MALFORMED;
-	if (call->key_time > GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US)
-		return IDEM_KEY_TIME_AHEAD;
-	return IDEM_KEY_TIME_OK;
+	return !call->policy.key_time_uuidv7 ||
+		(idem_key_parse_time(&call->key, &call->key_time) &&
+		 call->key_time <= GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US);
 }
 
 /* The policy that the look at the key goes by, and what it says of the arguments */
@@ -362,14 +367,16 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 		call->policy = idem_policy(call->key.scope);
 		call->has_policy = true;
 	}
-	call->key_time_check = check_key_time(call);
-	if (call->key_time_check != IDEM_KEY_TIME_OK)
+	if (!read_key_time(call))
 	{
 		answer->outcome = IDEM_INVALID;
 		return STEP_ANSWER;
 	}
-	idem_check_lease(&call->key, &call->policy, call->lease_us);
-	idem_check_size(&call->key, &call->policy, call->progress, "progress");
+	if (call->lease_us > 0)
+	{
+		idem_check_lease(&call->key, &call->policy, call->lease_us);
+		idem_check_size(&call->key, &call->policy, call->progress, "progress");
+	}
 	return STEP_LOOK;
 }
 
@@ -407,14 +414,23 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 									 found->speculative, deadline);
 }
 
+/* ours: this transaction already held the key. */
 static void
-note_claimed(IdemClaimCall *call, const IdemClaimAnswer *answer)
+note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 {
-	idem_held_note_claimed(&call->key);
-	idem_stats_count_claim(answer->expires_at);
-	/* The token must not be drawn again after a crash. */
-	if (call->lease_us > 0)
-		idem_commit_lease(&call->key);
+	if (answer->outcome == IDEM_CLAIMED)
+	{
+		idem_held_note_claimed(&call->key);
+		idem_stats_count_claim(answer->expires_at);
+		if (call->lease_us > 0)
+			idem_commit_lease(&call->key);
+	}
+	else if (answer->outcome != IDEM_INVALID)
+	{
+		idem_held_note_answer(&call->key, answer->outcome, answer->result,
+							  ours);
+		idem_stats_count_outcome(answer->outcome);
+	}
 }
 
 void
@@ -483,16 +499,8 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		if (call->deadline.wait_us != 0)
 			idem_stats_count_wait(idem_monotonic_us() - wait_began_us);
 	}
-	if (answer->outcome == IDEM_CLAIMED)
-		note_claimed(call, answer);
-	else if (answer->outcome != IDEM_INVALID)
-	{
-		idem_held_note_answer(&call->key, answer->outcome, answer->result,
-							  step == STEP_ANSWER &&
-							  look->probe == IDEM_PROBE_PRESENT &&
-							  look->found.ours);
-		idem_stats_count_outcome(answer->outcome);
-	}
+	note_answer(call, answer, step == STEP_ANSWER &&
+				look->probe == IDEM_PROBE_PRESENT && look->found.ours);
 }
 
 void
@@ -560,34 +568,27 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 				  IdemClaimAnswer *answers)
 {
 	IdemNewRow *rows = palloc(nitems * sizeof(IdemNewRow));
-	bool		claimed;
 
 	for (int i = 0; i < nitems; i++)
 	{
 		set_item(call, &items[i]);
-		(void) check_key_time(call);
+		(void) read_key_time(call);
 		rows[i].key = call->key;
 		if (promise(call, NULL, &rows[i].row) != STEP_WRITE)
 			return false;
 	}
-	claimed = idem_store_insert_many(rows, nitems);
-	for (int i = 0; claimed && i < nitems; i++)
+	if (!idem_store_insert_many(rows, nitems))
+		return false;
+	for (int i = 0; i < nitems; i++)
 	{
 		set_item(call, &items[i]);
-		(void) check_key_time(call);
+		(void) read_key_time(call);
 		clear_answer(&answers[i]);
-		if (withdraw_if_stale(call))
-		{
-			answers[i].outcome = IDEM_STALE;
-			idem_held_note_answer(&call->key, IDEM_STALE, NULL, false);
-			idem_stats_count_outcome(IDEM_STALE);
-			continue;
-		}
-		answer_claimed(&answers[i], &rows[i].row, NULL);
-		note_claimed(call, &answers[i]);
+		answer_inserted(call, &rows[i].row, &answers[i]);
+		note_answer(call, &answers[i], false);
 	}
 	pfree(rows);
-	return claimed;
+	return true;
 }
 
 /*
@@ -629,25 +630,15 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 static void
 raise_key_time(const IdemClaimCall *call)
 {
-	switch (call->key_time_check)
-	{
-		case IDEM_KEY_TIME_OK:
-			break;
-		case IDEM_KEY_TIME_MALFORMED:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_INVALID),
-					 errmsg("request_id is not a version 7 UUID in canonical lower-case form"),
-					 idem_errdetail_key(&call->key),
-					 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
-			break;
-		case IDEM_KEY_TIME_AHEAD:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_INVALID),
-					 errmsg("request id is ahead of the clock"),
-					 idem_errdetail_key(&call->key),
-					 errhint("Fix the client: its clock is more than a minute ahead.")));
-			break;
-	}
+	bool		is_ahead = call->key_time != IDEM_NO_KEY_TIME;
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 is_ahead ? errmsg("request id is ahead of the clock") :
+			 errmsg("request_id is not a version 7 UUID in canonical lower-case form"),
+			 idem_errdetail_key(&call->key),
+			 is_ahead ? errhint("Fix the client: its clock is more than a minute ahead.") :
+			 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
 }
 
 /* Arguments: user_id, request_id, scope, fingerprint, wait. */

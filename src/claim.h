@@ -9,14 +9,6 @@
 #include "store.h"
 #include "wait.h"
 
-/* How far a scope's rule on the time of keys is kept */
-typedef enum IdemKeyTimeCheck
-{
-	IDEM_KEY_TIME_OK,
-	IDEM_KEY_TIME_MALFORMED,
-	IDEM_KEY_TIME_AHEAD
-} IdemKeyTimeCheck;
-
 typedef struct IdemClaimCall
 {
 	/* The caller's to set, before the first key */
@@ -31,7 +23,6 @@ typedef struct IdemClaimCall
 	bool		is_refused;		/* somebody changes a promise, and it would not wait */
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
-	IdemKeyTimeCheck key_time_check;
 } IdemClaimCall;
 
 typedef struct IdemClaimAnswer
@@ -61,8 +52,8 @@ typedef struct IdemClaimItem
 
 /*
  * Claims the key; the caller has checked the arguments, but for what the scope's
- * policy says of them: IDEM_INVALID says that the key's time is not as it wants
- * (key_time_check), and is not counted; progress over the cap raises ID413.  What
+ * policy says of them: IDEM_INVALID says that the key's time is not as it wants,
+ * and is not counted; progress over the cap raises ID413.  What
  * the answer points to is palloc'd.
  */
 extern void idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer);

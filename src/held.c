@@ -1,20 +1,19 @@
 /*
  * held.c
- *	  This transaction's claims: which keys it holds and has not settled, and
- *	  what the latest claim call answered.
+ *	  This transaction's claims: the keys that it holds and has not settled, and
+ *	  the answer of the latest claim call.
  *
- * This is for the short forms (idem_complete(result), idem_result()) and for
- * telling a first settlement from a repeat.  Whether a key is ours is never read
- * here but in its row: nothing is lost if this memory is.
+ * The short forms (idem_complete(result), idem_result()) read this, and settle.c does, to
+ * tell a first settlement from a repeat.  Who holds a key is read from its row, never from
+ * here: losing this memory would lose no claim.
  *
- * It follows savepoints.  Every entry carries the SubTransactionId in which it
- * was made.  These grow with time, and while a subtransaction runs everything
- * happens in it or in younger ones; so what is to be undone when subtransaction S
- * aborts is exactly the tail of each list with ids >= S, and a commit into the
- * parent needs nothing done.
+ * It follows savepoints.  Each entry carries the SubTransactionId in which it was made.
+ * These ids grow with time, and while a subtransaction runs, everything happens in it or in
+ * younger ones.  So when subtransaction S aborts, the tail of each list with ids >= S is
+ * undone.  When S commits into its parent, the lists stay as they are.
  *
- * Everything lives in one memory context below TopTransactionContext, dropped
- * with the transaction; so a prepared transaction leaves nothing behind either.
+ * Everything lives in one memory context below TopTransactionContext and goes with the
+ * transaction.  So a prepared transaction leaves nothing behind either.
  */
 #include "postgres.h"
 
@@ -26,7 +25,7 @@
 
 #include "held.h"
 
-/* Keys that an error names */
+/* Number of keys that an error names */
 #define NAMED_KEYS_MAX 5
 
 typedef struct IdemHeld
@@ -36,8 +35,8 @@ typedef struct IdemHeld
 	IdemKey		key;			/* the texts follow in the same allocation */
 	SubTransactionId claimed_in;
 	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
-	struct IdemHeld *shadowed;	/* earlier entry of the same key, claimed anew */
-	bool		is_superseded;	/* not settled, and shadowed */
+	struct IdemHeld *shadowed;	/* an earlier entry of the same key */
+	bool		is_superseded;	/* unsettled, but a later entry of the key counts */
 } IdemHeld;
 
 /* The latest answer at one level of savepoints */
@@ -45,7 +44,7 @@ typedef struct AnswerLevel
 {
 	struct AnswerLevel *below;
 	SubTransactionId given_in;
-	IdemHeld   *held;			/* the key asked for, if it is held and unsettled */
+	IdemHeld   *held;			/* entry of the claimed key; NULL: not held */
 	IdemLatest	latest;
 } AnswerLevel;
 
@@ -56,7 +55,7 @@ typedef struct HeldSlot
 	char		status;
 } HeldSlot;
 
-/* A lookup passes a probe entry that has only its key. */
+/* For a lookup, an IdemHeld with nothing but a key is enough. */
 #define SH_PREFIX held_hash
 #define SH_ELEMENT_TYPE HeldSlot
 #define SH_KEY_TYPE IdemHeld *
@@ -71,7 +70,7 @@ typedef struct HeldSlot
 #include "lib/simplehash.h"
 
 static MemoryContext held_context = NULL;
-static held_hash_hash *held_by_key; /* NULL: nobody asked for it yet */
+static held_hash_hash *held_by_key; /* NULL: not needed yet */
 static dlist_head held_keys;
 static dlist_head settled_keys;
 static int64 unsettled_count;
@@ -114,9 +113,9 @@ is_unsettled(const IdemHeld *held)
 }
 
 /*
- * The key of an earlier entry was claimed anew: it had failed or was forgotten; or, not
- * settled, its row was deleted by hand, and the entry counts again only if the new claim
- * is rolled back.
+ * There can be an earlier entry of the key: its request had failed and was claimed again, or
+ * it was forgotten, or its row was deleted by hand.  If the earlier entry is unsettled, it
+ * counts again only if the new claim is rolled back.
  */
 static void
 index_held(IdemHeld *held)
@@ -148,8 +147,8 @@ index_all_held(void)
 		index_held(dlist_container(IdemHeld, claim_node, iter.cur));
 }
 
-/* A claim does not look for an earlier entry of its key, to be cheap: this does, where the
- * count matters. */
+/* A claim does not look for an earlier entry of its key.  Where the count of unsettled keys
+ * matters, this does. */
 static void
 supersede(void)
 {
@@ -158,8 +157,9 @@ supersede(void)
 }
 
 /*
- * Mostly the latest claim is asked for, or none: the hash table is made when it
- * first pays.
+ * Mostly the latest claim is asked for, or none.  So the hash table is made only when it is
+ * needed: making it in every transaction costs 5 % in figure 1 of the benchmark (fresh
+ * claims) and 4 % in figure 3 (claim and complete).
  */
 static IdemHeld *
 find_held(const IdemKey *key)
@@ -185,7 +185,7 @@ remove_held(IdemHeld *held)
 	for (AnswerLevel *level = answers; level != NULL; level = level->below)
 		if (level->held == held)
 			level->held = NULL;
-	/* The entry that superseded it is younger, and removed first. */
+	/* The entry that superseded it is younger: it was removed first. */
 	Assert(!held->is_superseded);
 	if (is_unsettled(held))
 		unsettled_count--;
@@ -245,7 +245,8 @@ undo_subtransaction(SubTransactionId aborted)
 	}
 }
 
-/* One level an open savepoint: a loop of blocks must not pile them up. */
+/* There is at most one level for each open savepoint: a loop of blocks must not pile levels
+ * up. */
 static void
 merge_answers(SubTransactionId committed, SubTransactionId parent)
 {
@@ -253,6 +254,7 @@ merge_answers(SubTransactionId committed, SubTransactionId parent)
 
 	if (level == NULL || level->given_in != committed)
 		return;
+	Assert(level->below == NULL || level->below->given_in <= parent);
 	level->given_in = parent;
 	if (level->below != NULL && level->below->given_in == parent)
 	{
@@ -325,12 +327,13 @@ set_result(AnswerLevel *level, const Jsonb *result)
 	}
 }
 
-/* The level of the current savepoint, its answer still to be filled in */
+/* The level of the current savepoint; the caller fills in its answer. */
 static AnswerLevel *
 current_level(void)
 {
 	SubTransactionId mine = GetCurrentSubTransactionId();
 
+	Assert(answers == NULL || answers->given_in <= mine);
 	if (answers == NULL || answers->given_in != mine)
 	{
 		AnswerLevel *level = MemoryContextAllocZero(held_context,
@@ -375,7 +378,8 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 	set_result(level, result);
 }
 
-/* The answer that the short idem_result() gives, if it was of this key */
+/* If the latest claim call asked for this key, the short idem_result() now returns the
+ * result. */
 static void
 note_settled_answer(IdemHeld *held, const Jsonb *result)
 {
@@ -392,9 +396,9 @@ note_settled_answer(IdemHeld *held, const Jsonb *result)
 }
 
 /*
- * An entry that is settled where it was claimed is done with: either both are
- * undone, or neither.  Only one that was claimed outside of this savepoint has to
- * stay, to be unsettled again.  When an entry goes, the one that it superseded counts
+ * An entry that is settled in the savepoint where it was claimed can go: a rollback undoes
+ * both or neither.  An entry that was claimed outside of this savepoint stays, because a
+ * rollback makes it unsettled again.  When an entry goes, the one that it superseded counts
  * again, and is settled in the same way.
  */
 void
@@ -404,7 +408,7 @@ idem_held_note_settled(const IdemKey *key, const Jsonb *result)
 	IdemHeld   *superseded;
 
 	supersede();
-	/* The key can be that of the first entry, and goes with it. */
+	/* key is not used after the first entry is removed: it can be that entry's own. */
 	for (held = find_held(key); held != NULL && is_unsettled(held);
 		 held = superseded)
 	{
@@ -476,7 +480,7 @@ idem_held_only_unsettled(const char *command)
 						   name_unsettled()),
 				 errhint("Name the one that is meant: pass user_id, request_id and scope.")));
 
-	/* Usually the last one */
+	/* Mostly the last one */
 	dlist_reverse_foreach(iter, &held_keys)
 	{
 		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);

@@ -3,44 +3,44 @@
  *	  The claims table's lifetime: opening it, checking its shape, keeping it open for a
  *	  transaction, and releasing it.
  *
- * Opening relations, indexes and a scan costs as much as a probe, so they are kept open
- * from the first claim of a transaction to its end (the_store).  They belong to the
- * transaction's own resource owner and memory, not to the portal or the subtransaction
- * that happens to claim first, and are released
+ * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from
+ * the first claim of a transaction to its end (the_store).  They belong to the transaction's
+ * own resource owner and memory, not to the portal or the subtransaction that happens to
+ * claim first.  They are released
  *
- *	- before the transaction commits or is prepared; an abort releases them by
- *	  itself;
- *	- when a subtransaction aborts that may have created what is open;
- *	- before any utility command, which could be DDL of the table, and would be
- *	  refused while its own session has the table open; and after each use within a
- *	  command that fires event triggers, since such a trigger can call us;
- *	- at the next use after an invalidation of the table or of an index of it.
+ *	- before the transaction commits or is prepared; an abort releases them by itself;
+ *	- when a subtransaction aborts in which any of them was opened;
+ *	- before any utility command: it could be DDL of the table, which the server refuses
+ *	  while the own session has the table open.  In a command that fires event triggers
+ *	  they are released after each use, since such a trigger can call us;
+ *	- at the next use after an invalidation of the table or of one of its indexes.
  *
  * Each function of the store takes it with idem_store_use() and gives it back with
  * idem_store_done().  An error in between leaves in_use set until the subtransaction has
- * aborted.  The buffer pins of the scan then belong to that, so the scan is dropped rather
- * than ended.  (A nested subtransaction can abort in between only if the expression of a
- * user's index calls a function that has one.)
+ * aborted.  The abort has released the buffer pins of the scan by then, so the scan must not
+ * be ended: it is dropped with its memory.  (A nested subtransaction can abort in between
+ * only if the expression of a user's index calls a function that has one.)
  *
  * Locks, in this order:
  *
- *	1. RowExclusiveLock on the table, then on its indexes.  They are held until the
- *	   transaction ends, as after any DML.  Unlike there they belong to the transaction
- *	   and not to the portal or the savepoint, because the store stays open as long;
+ *	1. RowExclusiveLock on the table, then on its indexes, until the transaction ends, as
+ *	   after any DML.  Unlike there they belong to the transaction and not to the portal or
+ *	   the savepoint, because the store stays open as long;
  *	2. for a lease, the lock of the key, from before the probe to after the write;
  *	3. for a claim, the lock of the policies (policy.c), from the promise to after the
  *	   write;
- *	4. the speculative lock of an insertion (store.c), or the id of the subtransaction
+ *	4. for an insertion, its speculative lock (store.c), or the id of the subtransaction
  *	   that writes many rows.
  *
- * While it holds lock 4, nothing waits for another transaction, with one exception: an
- * index that a user made unique waits for the holder of an equal value, as in any INSERT.
+ * While a transaction holds lock 4, it waits for no other transaction, with one exception:
+ * an index that a user made unique waits for the holder of an equal value, as in any INSERT.
  * Only lock_timeout bounds that wait, not the deadline of the call.
  *
- * Writing below the executor leaves out what the executor does.  check_writable() refuses
- * a transaction that may not write; open_store() refuses a table that was given triggers,
- * rules, row security, constraints or columns, because a direct insert would pass them by.
- * Columns that were dropped again do no harm.  Indexes that a user added are maintained.
+ * The store writes below the executor, and so does some of the executor's work itself.
+ * check_writable() refuses a transaction that may not write.  open_store() refuses a table
+ * that was given triggers, rules, row security, constraints or columns, because a direct
+ * insert would pass them by.  Columns that were dropped again do no harm.  Indexes that a
+ * user added are maintained.
  */
 #include "postgres.h"
 
@@ -71,7 +71,7 @@
 #include "compat.h"
 #include "store_internal.h"
 
-/* InvalidOid: the type idem_state, whose OID differs */
+/* InvalidOid stands for the type idem_state: its OID differs from database to database. */
 static const Oid claims_column_types[Natts_claims] = {
 	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
 	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
@@ -81,7 +81,7 @@ static const bool claims_column_not_null[Natts_claims] = {
 	true, false, false, true, true, true, true, false, false, false
 };
 
-/* Of the primary key, in its order */
+/* The primary key's, in its order */
 static const AttrNumber key_columns[KEY_COLUMNS] = {
 	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
 };
@@ -89,17 +89,17 @@ static const AttrNumber key_columns[KEY_COLUMNS] = {
 static IdemStore *the_store = NULL;
 static bool the_store_is_stale = false;
 
-/* Commands that fire event triggers, and in which this is called */
+/* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
 
-/* This transaction's: what it has locked, and whether it has written any row */
+/* Relations that this transaction has locked, and whether it has written any row */
 static Oid	locked_claims = InvalidOid;
 static Oid	locked_key_index = InvalidOid;
 static bool has_written = false;
 
 static ProcessUtility_hook_type next_process_utility = NULL;
 
-/* hint: works when it is followed; if more is in the way, the next error says so. */
+/* hint: what helps.  If the table has more than one such thing, the next error names it. */
 static void
 refuse_table(Relation claims, const char *reason, const char *hint)
 {
@@ -118,7 +118,7 @@ idem_store_qualified_name(Oid relid)
 									  get_rel_name(relid));
 }
 
-/* change: of ALTER TABLE */
+/* change: the rest of ALTER TABLE name ...; NULL: no ALTER TABLE helps. */
 static void
 refuse_layout(Relation claims, const char *change)
 {
@@ -139,7 +139,7 @@ check_storage(Relation claims)
 		refuse_table(claims, "become a partition",
 					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
 							  idem_store_qualified_name(get_partition_parent(RelationGetRelid(claims),
-																  true)),
+																			 true)),
 							  idem_store_qualified_name(RelationGetRelid(claims))));
 	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
 		refuse_layout(claims, "SET ACCESS METHOD heap");
@@ -147,12 +147,12 @@ check_storage(Relation claims)
 		refuse_layout(claims, "SET LOGGED");
 }
 
-/* As in the install script, and read as NULL where a row ends before it */
+/* The column must be as in the install script.  A missing value is refused too: the column
+ * must read as NULL where a row ends before it. */
 static void
 check_column(Relation claims, int i)
 {
 	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
-	const char *name = quote_identifier(NameStr(column->attname));
 	Oid			type = OidIsValid(claims_column_types[i]) ?
 		claims_column_types[i] : idem_catalog()->state_type;
 
@@ -161,6 +161,7 @@ check_column(Relation claims, int i)
 	if (column->atttypid != type ||
 		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
 	{
+		const char *name = quote_identifier(NameStr(column->attname));
 		const char *type_name = format_type_be_qualified(type);
 
 		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
@@ -169,13 +170,15 @@ check_column(Relation claims, int i)
 									   name, type_name));
 	}
 	if (column->attnotnull != claims_column_not_null[i])
-		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL", name,
+		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL",
+									   quote_identifier(NameStr(column->attname)),
 									   column->attnotnull ? "DROP" : "SET"));
 }
 
 /*
- * The columns are the ones of the install script.  Dropped ones after them are what a
- * change that was taken back leaves for good; they are NULL in every row that is written.
+ * The first columns must be those of the install script.  After them, dropped columns are
+ * accepted: a column that somebody added and dropped again stays there for good.  Each row
+ * that we write has NULL in it.
  */
 static void
 check_layout(Relation claims)
@@ -234,7 +237,7 @@ lock_for_transaction(Oid *locked, Oid relid)
 		return;
 	if (OidIsValid(*locked) && !has_written)
 		unlock_for_transaction(locked);
-	/* An error in here is cleaned up after by the caller's owner. */
+	/* Under the caller's owner first: it cleans up after an error in here. */
 	LockRelationOid(relid, RowExclusiveLock);
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	LockRelationOid(relid, RowExclusiveLock);
@@ -244,9 +247,9 @@ lock_for_transaction(Oid *locked, Oid relid)
 }
 
 /*
- * If the table was dropped since the catalog was read, locking it has processed the
- * invalidation, and idem_catalog() finds the new table or raises the error that there
- * is none.
+ * The table can have been dropped after the catalog was read.  Locking it then processes the
+ * invalidation, and idem_catalog() finds the new table, or raises the error that there is
+ * none.
  */
 static Relation
 open_claims_to_write(void)
@@ -263,7 +266,7 @@ open_claims_to_write(void)
 	return claims;
 }
 
-/* Its columns can have been renamed. */
+/* The hint names the columns as they are called now: they can have been renamed. */
 static void
 refuse_key(Relation claims)
 {
@@ -308,8 +311,9 @@ open_key_index(Relation claims, bool to_write)
 }
 
 /*
- * As open_claims_to_write(); and the wait for the lock can have been one for DDL that put
- * another table in its place.  A writer notices that by the store being stale.
+ * As open_claims_to_write().  Also, the DDL that the lock has waited for can have put another
+ * table in this one's place, so the catalog is asked again.  A writer need not ask: the store
+ * is then stale.
  */
 void
 idem_store_open_to_read(Relation *claims, Relation *key_index)
@@ -328,7 +332,7 @@ idem_store_open_to_read(Relation *claims, Relation *key_index)
 	*key_index = open_key_index(*claims, false);
 }
 
-/* ScanKeyInit() means collation "C", which is that of the columns. */
+/* ScanKeyInit() sets collation "C", which the columns have. */
 void
 idem_store_init_keys(ScanKey keys)
 {
@@ -392,9 +396,10 @@ make_slots(IdemStore *store)
 }
 
 /*
- * Opens, checks and allocates on the account of the caller's subtransaction, so that an
- * error leaves nothing behind.  Then the_store is set, in use, and the transaction
- * references what is open: from there on an error in a subtransaction releases it.
+ * Opens, checks and allocates under the resource owner and in the memory of the caller's
+ * subtransaction, so that an error leaves nothing behind.  Only then the transaction takes
+ * its own references, and the_store is set, in use: from there on, the abort of the
+ * subtransaction releases the store.
  */
 static void
 open_store(void)
@@ -426,7 +431,7 @@ open_store(void)
 	store->scan = scan;
 	MemoryContextSetParent(context, TopTransactionContext);
 	the_store = store;
-	/* The caller's references: of the scan, of the index, of the table */
+	/* The caller's references: the scan's, the index's and the table's */
 	RelationClose(store->key_index);
 	index_close(store->key_index, NoLock);
 	table_close(store->claims, NoLock);
@@ -442,7 +447,7 @@ release_store(void)
 	Assert(store != NULL);
 	the_store = NULL;
 	CurrentResourceOwner = TopTransactionResourceOwner;
-	/* In use, the scan's pins are gone with the subtransaction. */
+	/* If it was in use, an abort has released the scan's pins: drop only its reference. */
 	if (store->in_use)
 		RelationClose(store->key_index);
 	else
@@ -469,7 +474,7 @@ idem_store_use(void)
 		release_store();
 	if (the_store == NULL)
 	{
-		/* Before reading the catalogs: an invalidation from now on counts. */
+		/* Cleared before the catalogs are read: an invalidation after that counts. */
 		the_store_is_stale = false;
 		open_store();
 	}
@@ -483,7 +488,7 @@ idem_store_done(IdemStore *store)
 {
 	Assert(store == the_store && store->in_use);
 	store->in_use = false;
-	/* An event trigger runs before the command that it was fired by. */
+	/* An event trigger runs before the command that fires it, which may be DDL of ours. */
 	if (ddl_depth > 0)
 		release_store();
 }
@@ -515,7 +520,7 @@ idem_store_step_back(void)
 		unlock_for_transaction(&locked_claims);
 }
 
-/* Before anything is opened: locks can be waited for in vain. */
+/* Locks all indexes before any is opened: the wait for a lock can end in an error. */
 static void
 lock_indexes(IdemStore *store)
 {
@@ -543,9 +548,10 @@ open_indexes(IdemStore *store)
 	store->estate = CreateExecutorState();
 	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
 	target = makeNode(ResultRelInfo);
-	/* Range table index 0: there is no range table, and no rights to check. */
+	/* Range table index 0: there is no range table, and there are no rights to check. */
 	InitResultRelInfo(target, store->claims, 0, NULL, 0);
-	/* As in open_store(): an expression of a user's index can raise an error. */
+	/* An expression of a user's index can raise an error here: as in open_store(), the
+	 * caller's owner opens. */
 	ExecOpenIndices(target, false);
 	store->target = target;
 	for (int i = 0; i < target->ri_NumIndices; i++)
@@ -568,7 +574,7 @@ idem_store_begin_write(IdemStore *store, CmdType command)
 		open_indexes(store);
 }
 
-/* Nothing that can fail, and no catalog access: it only marks. */
+/* It only marks: an invalidation callback must not fail, nor read catalogs. */
 static void
 invalidate_store(Datum arg, Oid relid)
 {
@@ -622,9 +628,8 @@ release_before_utility(PlannedStmt *statement, const char *query,
 	int			outer_ddl_depth = ddl_depth;
 
 	/*
-	 * Not if it is in use: the command comes from inside of that use, from a
-	 * function in a user's index, say.  And not for SAVEPOINT and its like, which
-	 * are frequent and leave the table alone.
+	 * A store in use stays: the command comes from inside of that use, from a function in a
+	 * user's index, say.  And SAVEPOINT and its like are frequent and no DDL.
 	 */
 	if (the_store != NULL && !the_store->in_use &&
 		!IsA(statement->utilityStmt, TransactionStmt))

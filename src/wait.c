@@ -1,31 +1,30 @@
 /*
  * wait.c
- *	  Waiting for another holder of a key, under one deadline.
+ *	  Waiting under one deadline for what the caller names.
  *
- * The holder of a transactional claim is a transaction, so we wait for its
- * transaction id, as the executor does for a unique index: a heavyweight lock,
- * with deadlock detection, visible in pg_locks, kept by a prepared transaction,
- * and released by commit, by rollback and by the rollback of the subtransaction
- * that wrote the row.
+ * The holder of a transactional claim is a transaction, so its waiters wait for the
+ * transaction id, as the executor does for a unique index.  That is a heavyweight lock:
+ * the server detects deadlocks, pg_locks shows it, and a prepared transaction keeps it.
+ * Commit and rollback release it, and so does the rollback of the subtransaction that wrote
+ * the row.
  *
- * The deadline is lock_timeout, set for the one wait inside an internal
- * subtransaction, which is the only safe place to catch the error that it
- * raises.  The subtransaction is always rolled back, the setting with it.  That is
- * expensive, but only a call that waits pays for it.
+ * The deadline of such a wait is a lock_timeout, set inside an internal subtransaction,
+ * because its error can be caught safely only there.  The subtransaction is always rolled
+ * back, and the setting with it.  That is expensive, but only a call that waits pays for it.
  *
- * The time-out can fire just after the lock was granted, or after the wait failed
- * otherwise.  Its cancel is then still pending, and would surface later as a 55P03, in a
- * session whose lock_timeout is 0.  So the pending cancel is cleared
- * (forget_lock_timeout).  A lock that was granted counts as granted: the caller looks at
- * the key again, and notices the passed deadline if it has to wait again.
+ * The time-out can fire just after the lock was granted, or after the wait failed for
+ * another reason.  Its request to cancel is then still pending, and would raise a 55P03
+ * later, in a session whose lock_timeout is 0.  forget_lock_timeout() clears it.  A lock
+ * that was granted counts as granted: the caller looks at the key again, and notices that
+ * the deadline has passed if it has to wait again.
  *
- * The holder of a lease may be no transaction at all.  Its waiters sleep on one of
- * the condition variables in shared memory, chosen by the hash of the key.  A transaction
- * that settled a key wakes all sleepers of that variable after its commit.  That is a
- * wake-up, never the truth: a waiter looks at the row again, and does so at
- * the lease's end and at least once a second anyway.  So a lost wake-up (a crash, a
- * prepared transaction, a commit on another server) costs a second and nothing
- * else.  Without preload the waiters look again after pauses that double.
+ * A lease outlives its transaction.  Its waiters sleep on a condition variable in shared
+ * memory, chosen by the hash of the key; a transaction that settles the key wakes the
+ * sleepers of that variable after its commit.  A wake-up only tells the waiter to look at
+ * the row again.  The waiter also does so when the lease ends, and at least once a second.
+ * So a wake-up that is lost (by a crash, a prepared transaction, or a commit on another
+ * server) costs a second and nothing else.  Without preload there is no such variable: the
+ * waiter looks again after pauses that double.
  */
 #include "postgres.h"
 
@@ -58,13 +57,13 @@
 #include "sqlstate.h"
 #include "wait.h"
 
-/* Keys of one hash share a condition variable: they wake each other for nothing. */
+/* Number of condition variables.  Keys that share one wake each other's waiters for nothing. */
 #define LEASE_CHANNELS 128
 
 /* Longest time between two looks at a lease */
 #define LEASE_LOOK_MS 1000
 
-/* The same without preload, first and longest */
+/* The same without preload: the first time, and the longest */
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
@@ -141,7 +140,7 @@ idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 	return deadline;
 }
 
-/* Milliseconds that are left, at least 0; INT_MAX: as long as it takes. */
+/* Milliseconds that are left, at least 0; INT_MAX: no deadline */
 static int
 remaining_ms(const IdemDeadline *deadline)
 {
@@ -154,8 +153,8 @@ remaining_ms(const IdemDeadline *deadline)
 	return (int) Min(INT_MAX - 1, (left_us + 999) / 1000);
 }
 
-/* What is waited for: the end of a transaction or of its speculative insertion; or any
- * other lock */
+/* What to wait for: the end of a transaction, or of its speculative insertion; or another
+ * lock */
 typedef struct Awaited
 {
 	TransactionId xid;			/* InvalidTransactionId: another lock */
@@ -166,10 +165,8 @@ typedef struct Awaited
 	const char *holder;			/* of the other lock, for the error's context */
 } Awaited;
 
-/*
- * A transaction's own lock is held for as long as it runs, and not after.  False: dont_wait,
- * and the lock is held.
- */
+/* A transaction holds the lock of its own id for as long as it runs.  False: with dont_wait,
+ * if the lock is held. */
 static bool
 take_lock(const Awaited *awaited, bool dont_wait)
 {
@@ -181,7 +178,7 @@ take_lock(const Awaited *awaited, bool dont_wait)
 		awaited->take(awaited->subtransaction);
 		return true;
 	}
-	/* We would wait for ourselves. */
+	/* We must not wait for ourselves. */
 	Assert(TransactionIdIsValid(awaited->xid) &&
 		   !TransactionIdIsCurrentTransactionId(awaited->xid));
 	if (awaited->speculative != 0)
@@ -196,10 +193,10 @@ take_lock(const Awaited *awaited, bool dont_wait)
 }
 
 /*
- * To be called after the wait, which has stopped the timer but left its "fired" indicator.
- * The timer's handler signals this process itself, so the indicator and the request to
- * cancel come together.  A user's cancel at the same moment cannot be told from it and is
- * lost, as in core's ProcessInterrupts().  A statement_timeout stays pending, and so does
+ * To be called after the wait, which has stopped the timer and left its "fired" indicator
+ * as it was.  The timer's handler signals this process itself, so the indicator and the
+ * request to cancel come together.  A user's cancel at the same moment looks the same and
+ * is lost, as in core's ProcessInterrupts().  A statement_timeout stays pending, and so does
  * the end of the session.
  */
 static void
@@ -392,8 +389,8 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 		lease_wait_event = idem_wait_event("IdemLease");
 
 	/*
-	 * The first call only gets us into the queue and returns: what was settled
-	 * before that is seen by the look that follows, and wakes nobody.
+	 * The first call only puts this process into the queue and returns at once.  A lease
+	 * that was settled before that wakes nobody; the caller's next look sees it.
 	 */
 	if (lease_channels != NULL)
 		(void) ConditionVariableTimedSleep(&lease_channels[lease_channel(key)],
@@ -429,7 +426,7 @@ end_transaction(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			/* A savepoint may have been rolled back: then for nothing. */
+			/* If the savepoint that settled was rolled back, this wakes them for nothing. */
 			while ((channel = bms_next_member(wake_channels, channel)) >= 0)
 				ConditionVariableBroadcast(&lease_channels[channel]);
 			wake_channels = NULL;
