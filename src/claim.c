@@ -4,25 +4,24 @@
  *
  * The order of decisions, the same on every path:
  *
- *	1. arguments, with what the scope's policy says of them;
- *	2. another transaction is inserting, updating or deleting the row: wait for
- *	   it, and look again.  What is not committed says nothing, its fingerprint
- *	   included.  Our own transaction's key is never waited for;
+ *	1. the arguments, and what the scope's policy says of them;
+ *	2. another transaction is inserting, updating or deleting the row: wait for it, and look
+ *	   again.  A row that is not committed says nothing, its fingerprint included.  A key of
+ *	   our own transaction is never waited for;
  *	3. an expired row of a scope with expired = reclaim: as if it were absent;
  *	4. the fingerprint, where both sides have one;
  *	5. completed; failed for good;
  *	6. in progress under a live lease: wait for it, and look again;
- *	7. in progress under a lease that lapsed: claimed in place, or unknown, by
- *	   policy;
+ *	7. in progress under a lease that lapsed: claimed in place, or unknown, by policy;
  *	8. failed and retryable: claimed in place;
  *	9. absent: the key's own time, then insert.
  *
- * Only an insert or update that succeeds ends in "claimed".  Whoever loses the
- * race for either looks again: so a holder that vanished is replaced by exactly
- * one of its waiters, and nobody is told "claimed" without a row.
+ * Only an insert or update that succeeds ends in "claimed".  A claim that loses the race for
+ * either looks again.  So exactly one of the waiters replaces a holder that vanished, and no
+ * claim is answered "claimed" without a row.
  *
- * A lease looks and writes under the lock of its key, see idem_store_lock_key();
- * so one attempt never waits, it only says what to wait for.
+ * One attempt never waits: it returns what to wait for.  Therefore a lease can look and write
+ * under the lock of its key, see idem_store_lock_key().
  *
  * Release table locks before sleeping until a lease ends: otherwise DDL queues behind the
  * sleeper, and the lease holder behind the DDL; the deadlock detector cannot see latch
@@ -50,32 +49,31 @@
 #include "wait.h"
 
 /*
- * A key whose row is being deleted is executed by nobody, so even a claim that
- * does not want to wait waits this long for the delete, which is a batch of about
- * a second.  One that takes longer is somebody's open transaction.
+ * Nobody executes the request of a key whose row is being deleted.  So even a claim that
+ * does not want to wait waits for the delete, for this long.  Mostly a cleaner deletes, in
+ * batches of about a second; a delete that takes longer is of some open transaction.
  */
 #define DELETE_WAIT_MS 5000
 
 /*
- * From how many on keys are claimed together: each time takes an id of a
- * subtransaction, and when a transaction has more than 64 of those, every snapshot
- * that other sessions take costs more.
+ * So many new keys, or more, are claimed together.  Without this, figure 4 of the benchmark
+ * (batches) takes 40 % longer.  It does not pay for few keys: each time takes the id of a
+ * subtransaction, and when a transaction has more than 64 of those, the snapshots of all
+ * other sessions become more expensive.
  */
 #define TOGETHER_MIN 64
 
-/*
- * After how many absent keys in a row one look is spent on all that follow: new ids in
- * the order of time are often beyond all that are there.
- */
+/* After so many absent keys in a row, one look covers all that follow; see
+ * idem_store_is_empty_between(). */
 #define ABSENT_IN_A_ROW 16
 
-/* What an attempt ends in */
+/* What comes next */
 typedef enum Step
 {
-	STEP_LOOK,					/* at the key */
-	STEP_WRITE,					/* its row */
+	STEP_LOOK,					/* look at the key */
+	STEP_WRITE,					/* write its row */
 	STEP_ANSWER,
-	STEP_AGAIN,					/* somebody was there first */
+	STEP_AGAIN,					/* another claim was first, or the policy has changed */
 	STEP_WAIT_FOR_POLICY,
 	STEP_WAIT_FOR_TRANSACTION,
 	STEP_WAIT_FOR_ROW_LOCK,
@@ -85,8 +83,8 @@ typedef enum Step
 /* What the table said of the key */
 typedef struct Look
 {
-	bool		taken;			/* false: look first */
-	bool		guessed;		/* that the key is new, in vain: do not guess again */
+	bool		taken;			/* the rest is set, and not used yet */
+	bool		guessed;		/* guessed that the key is new: do not guess again */
 	IdemProbe	probe;
 	IdemFound	found;
 } Look;
@@ -101,14 +99,14 @@ fingerprints_differ(const bytea *ours, const IdemStored *stored)
 
 	if (ours == NULL || stored == NULL)
 		return false;
-	/* In a wide row it can be compressed. */
+	/* A wide row can have compressed it. */
 	theirs = PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored));
 	return VARSIZE_ANY_EXHDR(ours) != VARSIZE_ANY_EXHDR(theirs) ||
 		memcmp(VARDATA_ANY(ours), VARDATA_ANY(theirs),
 			   VARSIZE_ANY_EXHDR(ours)) != 0;
 }
 
-/* Whether a key without a row may have been executed and forgotten */
+/* Whether the request of a key without a row may have been executed and forgotten */
 static bool
 is_stale(const IdemClaimCall *call)
 {
@@ -116,8 +114,7 @@ is_stale(const IdemClaimCall *call)
 		idem_may_be_forgotten(&call->policy, call->key_time);
 }
 
-/* Steps 4 to 8 for a row that is there and not claimed by this.  claimed: it can
- * be claimed in place. */
+/* Decisions 4 to 8.  IDEM_CLAIMED: the row can be claimed in place. */
 static IdemOutcome
 decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 {
@@ -190,7 +187,8 @@ promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
 	return STEP_WRITE;
 }
 
-/* predecessor: of a claim in place; NULL: none.  Its progress is the answer's. */
+/* predecessor: the row that was claimed in place, whose progress the answer tells; NULL:
+ * none. */
 static void
 answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
 			   const IdemRow *predecessor)
@@ -218,10 +216,10 @@ answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
 }
 
 /*
- * Takes back a row that was just inserted, if its key has become stale.  Between the look
- * at the key (or the guess that it is new) and the insert, the row of an earlier execution
- * can expire and be removed.  If the key is not stale after the insert, that has not
- * happened: such a row would still be remembered, and the insert would have met it.
+ * Takes back a row that was just inserted, if its key has become stale.  The row of an
+ * earlier execution can have expired and been removed after we looked at the key (or guessed
+ * that it is new), and before the insert.  If the key is not stale after the insert, that has
+ * not happened: such a row would still be there, and the insert would have met it.
  */
 static bool
 withdraw_if_stale(const IdemClaimCall *call)
@@ -253,7 +251,7 @@ claim_absent(IdemClaimCall *call, IdemClaimAnswer *answer)
 
 	if (is_stale(call))
 	{
-		/* A probe can miss a row; an insert would have found it. */
+		/* A probe can miss a row.  An insert would find it, but there is none here. */
 		answer->outcome = IDEM_STALE;
 		return idem_store_is_absent(&call->key) ? STEP_ANSWER : STEP_AGAIN;
 	}
@@ -284,8 +282,8 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 }
 
 /*
- * Claims the key if it is new, which is a guess.  What else the insert meets says nothing:
- * a replay does not wait for a change of a promise, say.  So look at the key then.
+ * Claims the key if it is new, as was guessed.  If anything stops that, look at the key: it
+ * may be a replay, which does not wait for a change of a promise, say.
  */
 static Step
 claim_by_guess(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
@@ -294,21 +292,21 @@ claim_by_guess(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	return claim_absent(call, answer) == STEP_ANSWER ? STEP_ANSWER : STEP_AGAIN;
 }
 
-/* One look at the key, unless it is taken, and one write; it waits for nobody. */
+/* One look at the key, unless it is taken already, and one write, without waiting */
 static Step
 attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
 	IdemFound  *found = &look->found;
 	IdemOutcome outcome;
 	bool		lease_is_live;
-	/* A lease looks before it draws a token. */
+	/* A lease must look before it draws a token. */
 	bool		may_guess = !look->guessed && call->lease_us == 0 &&
 		!is_stale(call);
 
 	Assert(call->has_policy);
 	if (!look->taken)
 		look->probe = idem_store_probe(&call->key, may_guess, found);
-	/* Whoever comes here again wants another one. */
+	/* The next attempt needs a new one. */
 	look->taken = false;
 	if (look->probe == IDEM_PROBE_GUESSED_ABSENT)
 		return claim_by_guess(call, look, answer);
@@ -328,26 +326,14 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	outcome = decide(call, found, &lease_is_live);
 	if (outcome == IDEM_CLAIMED)
 		return claim_in_place(call, found, &found->row, answer);
-	/* What is stored belongs to another request. */
 	answer->outcome = outcome;
+	/* In a mismatch, the row belongs to another request. */
 	if (outcome != IDEM_MISMATCH)
 		answer_with(answer, outcome, &found->row);
 	return lease_is_live ? STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
 
-static Step
-attempt_under_key_lock(IdemClaimCall *call, Look *look,
-					   IdemClaimAnswer *answer)
-{
-	Step		step;
-
-	idem_store_lock_key(&call->key);
-	step = attempt(call, look, answer);
-	idem_store_unlock_key(&call->key);
-	return step;
-}
-
-/* False: the scope wants times in its keys, and this key has none (IDEM_NO_KEY_TIME), or
+/* False: the scope needs the time in its keys, and this key has none (IDEM_NO_KEY_TIME), or
  * one that is ahead of the clock. */
 static bool
 read_key_time(IdemClaimCall *call)
@@ -358,7 +344,7 @@ read_key_time(IdemClaimCall *call)
 		 call->key_time <= GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US);
 }
 
-/* The policy that the look at the key goes by, and what it says of the arguments */
+/* Reads the policy, if the call has none, and checks the arguments by it. */
 static Step
 take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 {
@@ -388,6 +374,7 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	const IdemFound *found = &look->found;
 	const IdemDeadline *deadline = &call->deadline;
 
+	Assert(step >= STEP_WAIT_FOR_POLICY);
 	idem_claim_end(call);
 	if (step == STEP_WAIT_FOR_LEASE)
 	{
@@ -399,7 +386,7 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	idem_wait_end();
 	if (step == STEP_WAIT_FOR_POLICY)
 	{
-		/* Once for all keys of the call */
+		/* One refusal counts for all keys of the call. */
 		call->is_refused = call->is_refused ||
 			!idem_wait_for_lock(idem_policy_wait_lock,
 								"a change of idem_scopes", deadline);
@@ -447,7 +434,7 @@ clear_answer(IdemClaimAnswer *answer)
 	answer->expires_at = answer->lease_until = IDEM_NO_TIME;
 }
 
-/* A waiter looks many times: it must not keep each answer in memory. */
+/* A waiter looks many times, and must not keep each answer in memory. */
 static void
 discard_answer(IdemClaimAnswer *answer)
 {
@@ -458,6 +445,7 @@ discard_answer(IdemClaimAnswer *answer)
 	clear_answer(answer);
 }
 
+/* IDEM_INVALID: the key's time is not as the policy wants it; that is not counted yet. */
 static void
 claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
@@ -472,9 +460,13 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		discard_answer(answer);
 		step = take_policy(call, answer);
 		if (step == STEP_LOOK)
-			step = call->lease_us > 0 ?
-				attempt_under_key_lock(call, look, answer) :
-				attempt(call, look, answer);
+		{
+			if (call->lease_us > 0)
+				idem_store_lock_key(&call->key);
+			step = attempt(call, look, answer);
+			if (call->lease_us > 0)
+				idem_store_unlock_key(&call->key);
+		}
 		if (step == STEP_ANSWER)
 			break;
 		if (step == STEP_AGAIN)
@@ -503,14 +495,6 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 				look->probe == IDEM_PROBE_PRESENT && look->found.ours);
 }
 
-void
-idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer)
-{
-	Look		look = {.taken = false,.probe = IDEM_PROBE_ABSENT};
-
-	claim_key(call, &look, answer);
-}
-
 /* ----- many keys ----- */
 
 static void
@@ -521,8 +505,8 @@ set_item(IdemClaimCall *call, const IdemClaimItem *item)
 }
 
 /*
- * How many of the items, from the first on, nobody has.  look: at the first of them.
- * A repeat has to wait for what the one before it ends in.
+ * Returns how many of the items, from the first on, have no row.  look: the look at the first
+ * one.  It ends at a repeat, whose answer depends on the item before.
  */
 static int
 count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
@@ -561,8 +545,8 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	return n;
 }
 
-/* False: a key is not free any more, or somebody changes a promise; nothing is
- * claimed. */
+/* False: nothing is claimed, because a key is no longer free, or a change of a promise is
+ * under way. */
 static bool
 claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 				  IdemClaimAnswer *answers)
@@ -591,10 +575,7 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	return true;
 }
 
-/*
- * Nothing waits for another transaction before all keys that come earlier are
- * claimed.
- */
+/* It waits for another transaction only after all earlier keys are claimed. */
 int
 idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 					  int nitems, IdemClaimAnswer *answers)
@@ -602,7 +583,7 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 	Look		look = {.taken = false};
 	int			nabsent = 0;
 
-	/* Refused, none can be claimed: look at one key at a time. */
+	/* After a refusal no key can be claimed: look at one at a time. */
 	if (!call->is_refused)
 		nabsent = count_absent(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
 							   &look);
@@ -615,10 +596,10 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 	{
 		set_item(call, &items[i]);
 		claim_key(call, &look, &answers[i]);
-		/* No more than one stored result in memory */
+		/* Stop here: only one stored result is to be in memory. */
 		if (answers[i].outcome != IDEM_CLAIMED)
 			return i + 1;
-		/* The next one was absent, like the first. */
+		/* The next key was absent, like this one. */
 		look.taken = true;
 		look.probe = IDEM_PROBE_ABSENT;
 	}
@@ -645,7 +626,7 @@ raise_key_time(const IdemClaimCall *call)
 static void
 read_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 {
-	memset(call, 0, sizeof(*call));
+	*call = (IdemClaimCall) {0};
 	call->deadline = idem_deadline_from_arg(fcinfo, 4);
 	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
 	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);
@@ -669,8 +650,10 @@ read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 static void
 claim_one(IdemClaimCall *call, const char *command, IdemClaimAnswer *answer)
 {
+	Look		look = {.taken = false};
+
 	idem_store_open(command);
-	idem_claim_key(call, answer);
+	claim_key(call, &look, answer);
 	idem_claim_end(call);
 	if (answer->outcome == IDEM_INVALID)
 		raise_key_time(call);

@@ -1,6 +1,6 @@
 /*
  * claim.h
- *	  The protocol, for callers that bring their arguments in another way.
+ *	  The protocol, for a call with many keys.
  */
 #ifndef IDEM_CLAIM_H
 #define IDEM_CLAIM_H
@@ -19,8 +19,8 @@ typedef struct IdemClaimCall
 	IdemDeadline deadline;
 
 	/* claim.c's, zero at first */
-	bool		has_policy;
-	bool		is_refused;		/* somebody changes a promise, and it would not wait */
+	bool		has_policy;		/* policy is set, and was not given up */
+	bool		is_refused;		/* a change of a promise took longer than the deadline */
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
 } IdemClaimCall;
@@ -29,18 +29,11 @@ typedef struct IdemClaimAnswer
 {
 	IdemOutcome outcome;
 	Jsonb	   *result;
-	Jsonb	   *progress;		/* of the holder; claimed: of the one before */
+	Jsonb	   *progress;		/* the holder's; claimed: the earlier holder's */
 	int64		token;			/* claimed lease; else 0 */
 	TimestampTz expires_at;		/* IDEM_NO_TIME: none */
 	TimestampTz lease_until;	/* the same */
 } IdemClaimAnswer;
-
-/*
- * To be called after the last key.  It may also come between two keys: it lets changes of
- * idem_scopes through that wait for this call, and the next key goes by what they have
- * left.  Before the first key, call idem_store_open().
- */
-extern void idem_claim_end(IdemClaimCall *call);
 
 /* One of many keys */
 typedef struct IdemClaimItem
@@ -51,21 +44,23 @@ typedef struct IdemClaimItem
 } IdemClaimItem;
 
 /*
- * Claims the key; the caller has checked the arguments, but for what the scope's
- * policy says of them: IDEM_INVALID says that the key's time is not as it wants,
- * and is not counted; progress over the cap raises ID413.  What
- * the answer points to is palloc'd.
- */
-extern void idem_claim_key(IdemClaimCall *call, IdemClaimAnswer *answer);
-
-/*
- * Claims the first of items, and the ones after it for as long as nobody has them, and
- * returns how many it answered: 1 at least, nitems at most.  They come in the order of
- * the primary key.
+ * Claims the first of the items, and those after it for as long as their keys are free.
+ * Returns how many it answered, at least 1.  The items are in the order of
+ * idem_store_compare_keys().  Before the first call, call idem_store_open().
+ *
+ * The caller has checked the arguments; this checks what the scope's policy says of them.
+ * The outcome IDEM_INVALID means that the key's time is not as the policy wants it; it is
+ * not counted in the statistics.  What the answers point to is palloc'd.
  */
 extern int idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 								 int nitems, IdemClaimAnswer *answers);
 
 #define IDEM_CLAIM_FIRST_MAX IDEM_INSERT_MANY_MAX
+
+/*
+ * To be called after the last key.  It may also come between two keys: it lets changes of
+ * idem_scopes through that wait for this call, and the next key goes by the new policy.
+ */
+extern void idem_claim_end(IdemClaimCall *call);
 
 #endif							/* IDEM_CLAIM_H */

@@ -1,6 +1,8 @@
 /*
  * expiry.c
  *	  The claims table: rows in the order of expires_at, for the cleaner.
+ *
+ * The scan uses the store (store_open.c) from its begin to its end.
  */
 #include "postgres.h"
 
@@ -37,7 +39,7 @@ open_expiry_index(Relation claims)
 	Relation	index = OidIsValid(oid) ?
 		index_open(oid, RowExclusiveLock) : NULL;
 
-	/* In order of expiry, all of them */
+	/* It must have all rows, in the order of expires_at. */
 	if (index == NULL ||
 		index->rd_index->indrelid != RelationGetRelid(claims) ||
 		!index->rd_index->indisvalid ||
@@ -64,11 +66,11 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	scan->store = idem_store_use();
 	idem_store_begin_write(scan->store, CMD_DELETE);
 	scan->index = open_expiry_index(scan->store->claims);
-	/* Not the active one: it still shows what this statement deleted before. */
+	/* The active snapshot would still show rows that this statement has deleted. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
 									  scan->snapshot, nkeys);
-	/* The time of an entry whose row is gone is in the entry alone. */
+	/* Only the entry itself tells the time of a dead entry. */
 	scan->scan->xs_want_itup = true;
 	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
 				TimestampTzGetDatum(from));
@@ -90,9 +92,10 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 {
 	TupleTableSlot *slot = scan->store->slot;
 
+	Assert(scan->store->in_use);
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
-	/* An entry has one row at most that an MVCC snapshot sees. */
+	/* Of the rows of an entry, an MVCC snapshot sees one at most. */
 	row->gone = !index_fetch_heap(scan->scan, slot);
 	if (row->gone)
 	{
@@ -116,9 +119,8 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 }
 
 /*
- * The row that the snapshot saw is deleted only if it is the latest version:
- * if the key was claimed again or its promise prolonged meanwhile, the result
- * is TM_Updated, and the row stays.
+ * Deletes the row only if the snapshot saw its latest version.  If the key was claimed again
+ * in the meantime, or is to be remembered longer, the result is TM_Updated and the row stays.
  */
 bool
 idem_store_expiry_scan_delete(IdemExpiryScan *scan)

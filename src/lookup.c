@@ -46,7 +46,7 @@ idem_result_latest(PG_FUNCTION_ARGS)
 
 	if (latest->result == NULL)
 		PG_RETURN_NULL();
-	/* A copy: the next claim call overwrites it. */
+	/* A copy, since the next claim call overwrites the result. */
 	PG_RETURN_POINTER(PG_DETOAST_DATUM_COPY(PointerGetDatum(latest->result)));
 }
 
@@ -59,10 +59,7 @@ idem_status_latest(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(idem_catalog()->outcome[latest->outcome]);
 }
 
-/*
- * As a claim would see it: an expired row of a scope with expired = reclaim is
- * absent.
- */
+/* To a claim, an expired row of a scope with expired = reclaim is absent: here too. */
 static bool
 fetch_as_claim_sees(const IdemKey *key, int wanted, IdemRow *row)
 {
@@ -116,6 +113,7 @@ idem_status(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_row(&key, &row)]);
 }
 
+/* A NULL pointer becomes SQL's NULL. */
 static void
 set_varlena(Datum *value, bool *isnull, const void *varlena)
 {

@@ -15,8 +15,8 @@
 #include "key.h"
 
 /*
- * A value of a row: maybe compressed, maybe only a pointer to where TOAST keeps it.  A
- * value that is written back as it was read keeps that pointer, and costs nothing.
+ * A value of a row.  It can be compressed, or a pointer to where TOAST keeps it.  A value
+ * that is written back as it was read keeps that pointer, and costs nothing.
  * idem_stored_jsonb() makes a Jsonb of it, in the caller's context, while the lock of the
  * table is held and the caller's snapshot is active.  NULL stays NULL.
  */
@@ -65,8 +65,8 @@ typedef struct IdemFound
 
 	/* in flight */
 	TransactionId xid;			/* that inserts, updates or deletes */
-	uint32		speculative;	/* token of an insertion that may yet lose the key: wait
-								 * for that; else 0 */
+	uint32		speculative;	/* token of an insertion that can still lose the key;
+								 * else 0 */
 } IdemFound;
 
 /* ----- lifetime: store_open.c ----- */
@@ -98,9 +98,14 @@ extern bool idem_store_try_lock(void);
 /*
  * What the table says of the key right now, whatever this transaction's snapshot says.
  * Raises 40001 where a snapshot of the whole transaction cannot see the row that decides.
- * Takes no lock, and never waits.  ABSENT is a strong hint, not the truth: a row that is
- * being updated can be missed.  An insert would find it; before anything else is made of
- * ABSENT, ask idem_store_is_absent().
+ * Takes no lock, and never waits.
+ *
+ * ABSENT is a strong hint, not the truth: the probe can miss a row that is being updated.
+ * An insert would find it.  Before you conclude anything else from ABSENT, ask
+ * idem_store_is_absent().
+ *
+ * may_guess: where this session has claimed only new keys lately, it may answer
+ * GUESSED_ABSENT, without a look.
  */
 extern IdemProbe idem_store_probe(const IdemKey *key, bool may_guess,
 								  IdemFound *found);
@@ -108,25 +113,22 @@ extern IdemProbe idem_store_probe(const IdemKey *key, bool may_guess,
 extern bool idem_store_is_absent(const IdemKey *key);
 
 /*
- * In a SERIALIZABLE transaction an answer must take part in conflict checking like a read
- * of the row.  An insert does, and so do PRESENT of idem_store_probe() and
- * idem_store_is_absent(), which read the row by the transaction's snapshot as well; for any
- * other answer that rests on what the table says, call this.  At other levels it does
- * nothing.
+ * In a SERIALIZABLE transaction, an answer must take part in conflict checking like a read
+ * of the row.  An insert does.  So do idem_store_is_absent(), and idem_store_probe() when it
+ * returns PRESENT: they read the row by the transaction's snapshot as well.  For any other
+ * answer that rests on what the table says, call this.  At other levels it does nothing.
  */
 extern void idem_store_note_read(const IdemKey *key);
 
-/* Whether this transaction has written the key's row, which is then found: whatever
- * else there is of the key, and without 40001. */
+/* Finds the key's row if this transaction has written it; false otherwise, whatever else
+ * there is of the key.  Never raises 40001. */
 extern bool idem_store_find_ours(const IdemKey *key, IdemFound *found);
 
 /* The order of the primary key: less than, equal to or greater than 0 */
 extern int	idem_store_compare_keys(const IdemKey *a, const IdemKey *b);
 
-/*
- * Whether there is nothing at all from one key to another in that order.  No more than
- * idem_store_probe() would say of each key in between.
- */
+/* True: idem_store_probe() would return ABSENT for each key from the first to the last in
+ * that order. */
 extern bool idem_store_is_empty_between(const IdemKey *first,
 										const IdemKey *last);
 
@@ -136,9 +138,9 @@ extern bool idem_store_is_empty_between(const IdemKey *first,
 #define IDEM_PROGRESS		(1 << 2)
 
 /*
- * The claim as the snapshot sees it; read-only, also on a standby.  The values that are
- * wanted come complete, not as pointers, since no lock of the table is left; the others
- * are not to be used.
+ * The claim as the snapshot sees it; false: none.  It only reads, also on a standby, and
+ * keeps no lock of the table.  So the values that are wanted come complete, not as pointers;
+ * do not use the others.
  */
 extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 							 IdemRow *row);
@@ -147,9 +149,9 @@ extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 
 /*
  * The next three return false, and have written nothing, when another transaction was there
- * first: probe again.  What they wrote is visible to the next command of this transaction,
- * as after an SQL statement.  The expires_at of the row is rounded up to a whole second,
- * in the caller's row too.
+ * first: probe again.  What they write is visible to the next command of this transaction,
+ * as after an SQL statement.  They round expires_at up to a whole second, in the caller's
+ * row too.
  */
 extern bool idem_store_insert(const IdemKey *key, IdemRow *row);
 extern bool idem_store_update(const IdemKey *key, const IdemFound *found,
@@ -157,9 +159,9 @@ extern bool idem_store_update(const IdemKey *key, const IdemFound *found,
 extern bool idem_store_delete(const IdemFound *found);
 
 /*
- * Inserts rows of different keys that idem_store_probe() found absent, in the same way: all
- * of them, or none if the row of any key is there after all.  Takes a subtransaction for
- * that, so it pays for many rows only.
+ * Inserts, in the same way, the rows of different keys that idem_store_probe() found absent:
+ * all of them; or none, and returns false, if the row of any key is there after all.  Uses a
+ * subtransaction, so it pays for many rows only.
  */
 typedef struct IdemNewRow
 {
@@ -172,9 +174,9 @@ typedef struct IdemNewRow
 extern bool idem_store_insert_many(IdemNewRow *rows, int nrows);
 
 /*
- * Locks a key for the short time in which a lease looks, draws its token and writes its
- * row: so tokens grow from holder to holder also where a row was deleted in between.
- * Never wait for another transaction while it is held, and draw anew after every wait.
+ * Locks a key for the short time in which a lease looks, draws its token and writes its row.
+ * So tokens grow from holder to holder, also where a row was deleted in between.  Never wait
+ * for another transaction while you hold the lock, and draw a new token after every wait.
  */
 extern void idem_store_lock_key(const IdemKey *key);
 extern void idem_store_unlock_key(const IdemKey *key);
