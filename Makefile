@@ -18,7 +18,10 @@ DATA = sql/idem--1.0.sql
 DATA_built = sql/idem_portable--1.0.sql
 OBJS = \
 	src/idem.o \
+	src/launcher.o \
 	src/worker.o \
+	src/rescan.o \
+	src/cleanup_sql.o \
 	src/cleanup.o \
 	src/batch.o \
 	src/claim.o \
@@ -35,6 +38,7 @@ OBJS = \
 	src/policy.o \
 	src/scopes.o \
 	src/key.o \
+	src/stats_sql.o \
 	src/stats.o \
 	src/catalog.o \
 	src/guc.o

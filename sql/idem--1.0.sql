@@ -482,12 +482,14 @@ CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
 	OUT last_error pg_catalog.text,
 	OUT last_error_at pg_catalog.timestamptz,
 	OUT worker_pids pg_catalog.int4[],
-	OUT stats_reset pg_catalog.timestamptz)
+	OUT stats_reset pg_catalog.timestamptz,
+	OUT duration_bounds pg_catalog.float8[],
+	OUT batches_by_duration pg_catalog.int8[])
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
-'for the view idem_stat_cleanup';
+'for the views idem_stat_cleanup and idem_metrics; duration_bounds: upper bounds in seconds of batches_by_duration';
 
 CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
@@ -531,7 +533,7 @@ AS 'MODULE_PATHNAME', 'idem_stat_claims_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION @extschema@.idem_stat_claims_counters() IS
-'for the view idem_stat_claims';
+'for the views idem_stat_claims and idem_metrics';
 
 CREATE VIEW @extschema@.idem_stat_claims AS
 	SELECT claimed, completed, failed, in_progress, timed_out, "unknown",
@@ -547,22 +549,55 @@ COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over:
 COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lease that is not held any more';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by somebody who found the work done';
 
-CREATE FUNCTION @extschema@.idem_stat_metrics(
-	OUT name pg_catalog.text,
-	OUT labels pg_catalog.jsonb,
-	OUT type pg_catalog.text,
-	OUT help pg_catalog.text,
-	OUT value pg_catalog.float8)
-RETURNS SETOF pg_catalog.record
-AS 'MODULE_PATHNAME', 'idem_stat_metrics'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 20;
-
-COMMENT ON FUNCTION @extschema@.idem_stat_metrics() IS
-'for the view idem_metrics';
-
+-- No rows where shared memory has no room for the statistics of this database: the counters
+-- are NULL there.
 CREATE VIEW @extschema@.idem_metrics AS
-	SELECT name, labels, type, help, value
-	FROM @extschema@.idem_stat_metrics();
+	SELECT m.name,
+		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome)) AS labels,
+		m.type, m.help, m.value
+	FROM @extschema@.idem_stat_cleanup_counters() AS cleanup, @extschema@.idem_stat_claims_counters() AS claims,
+	LATERAL (
+		VALUES ('idempotency_cleanup_rows_total', NULL, NULL, 'counter',
+			'Expired claims that were removed.', cleanup.rows_deleted::pg_catalog.float8)
+		UNION ALL
+		SELECT 'idempotency_cleanup_batch_duration_seconds_' OPERATOR(pg_catalog.||) d.sample, d.le, NULL, 'histogram',
+			'Duration of a batch of the cleanup, its commit included.', d.value
+		FROM (
+			SELECT 'bucket', pg_catalog.replace(b.bound::pg_catalog.numeric::pg_catalog.text, 'Infinity', '+Inf'),
+				(pg_catalog.sum(b.batches) OVER (ORDER BY b.bound))::pg_catalog.float8
+			FROM ROWS FROM (pg_catalog.unnest(cleanup.duration_bounds), pg_catalog.unnest(cleanup.batches_by_duration)) AS b (bound, batches)
+			UNION ALL VALUES
+				('sum', NULL, cleanup.total_batch_seconds),
+				('count', NULL, cleanup.batches)
+		) AS d (sample, le, value)
+		UNION ALL VALUES
+			('idempotency_cleanup_errors_total', NULL, NULL, 'counter',
+				'Errors of the cleanup worker.', cleanup.errors),
+			('idempotency_cleanup_backlog', NULL, NULL, 'gauge',
+				'1 if the latest batch of the cleanup left expired claims behind.', cleanup.backlog::pg_catalog.int4),
+			('idempotency_unknown_claims', NULL, NULL, 'gauge',
+				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
+			('idempotency_oldest_expired_age_seconds', NULL, NULL, 'gauge',
+				'How long the oldest expired claim that is still there has been expired.',
+				COALESCE(pg_catalog.date_part('epoch', cleanup.oldest_expired_age), 0))
+		UNION ALL
+		SELECT 'idempotency_claims_total', NULL, o.outcome, 'counter', 'Answers of claim calls, by outcome.', o.number
+		FROM (VALUES ('claimed', claims.claimed), ('completed', claims.completed), ('failed', claims.failed),
+			('in_progress', claims.in_progress), ('timed_out', claims.timed_out), ('unknown', claims."unknown"),
+			('mismatch', claims.mismatch), ('stale', claims.stale), ('invalid', claims.invalid)) AS o (outcome, number)
+		UNION ALL VALUES
+			('idempotency_wait_seconds_sum', NULL, NULL, 'summary',
+				'Time that claim calls waited for another holder.', claims.wait_seconds),
+			('idempotency_wait_seconds_count', NULL, NULL, 'summary',
+				'Time that claim calls waited for another holder.', claims.waits),
+			('idempotency_reclaims_total', NULL, NULL, 'counter',
+				'Requests that were taken over: a lease that lapsed, or a failed one.', claims.reclaims),
+			('idempotency_lost_leases_total', NULL, NULL, 'counter',
+				'Calls with the token of a lease that is not held any more.', claims.lost_leases),
+			('idempotency_healed_total', NULL, NULL, 'counter',
+				'Leases that were settled by somebody who found the work done.', claims.healed)
+	) AS m (name, le, outcome, type, help, value)
+	WHERE cleanup.batches IS NOT NULL;
 
 COMMENT ON VIEW @extschema@.idem_metrics IS
 'the statistics of this database as samples of Prometheus metrics; durations in seconds';
@@ -594,8 +629,7 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
-		'idem_stat_metrics'];
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'];
 	-- all but the token, which only its holder is to know
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	-- all but the guard, which a trigger keeps
@@ -762,8 +796,7 @@ $block$;
 GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),
-	@extschema@.idem_stat_claims_counters(),
-	@extschema@.idem_stat_metrics()
+	@extschema@.idem_stat_claims_counters()
 TO pg_monitor;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');

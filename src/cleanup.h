@@ -7,7 +7,9 @@
 
 #include "datatype/timestamp.h"
 
-/* Asked several times a second within a batch: true ends it early. */
+#include "stats.h"
+
+/* Asked several times a second within a batch: true ends the batch early. */
 typedef bool (*IdemCleanupStop) (void);
 
 /* What one batch is to do */
@@ -17,39 +19,33 @@ typedef struct IdemCleanupOrder
 								 * all of them */
 	TimestampTz end;			/* and before it; DT_NOEND: all of them */
 	TimestampTz expired_before; /* and not after it */
-	int			rows_max;		/* to be removed at most */
-	int			gone_max;		/* entries of rows that are gone to be passed,
-								 * up to the end of a second; 0: any number */
+	int			rows_max;		/* how many rows to remove at most */
+	int			dead_max;		/* how many dead entries to pass at most, up to the end
+								 * of a second; 0: any number */
 	IdemCleanupStop stop;		/* or NULL */
 } IdemCleanupOrder;
 
-/* What one batch did.  Nothing of it is published before its commit. */
+/* What one batch did */
 typedef struct IdemCleanupBatch
 {
-	TimestampTz start;			/* what expires before it was not looked at */
-	TimestampTz end;			/* nor what expires at or after it; DT_NOEND:
-								 * all was that has expired */
-	int64		rows_deleted;
-	int64		rows_skipped;	/* expired, but another transaction has them */
+	IdemCleanupReport report;	/* all but seconds and publications */
+	int64		rows_skipped;	/* expired, but locked or changed by another
+								 * transaction, or under a live lease */
 	int64		rows_unknown;	/* expired, not settled, kept by lapsed = unknown */
-	int64		rows_gone;		/* entries passed whose rows are gone */
+	int64		dead_entries;	/* index entries passed whose rows are dead */
 	bool		more;			/* ended by its bounds: there can be more */
-	bool		backlog;		/* and did so at a row that has expired */
-	TimestampTz next_start;		/* low-water mark: no row before it is left to
-								 * this pass, except the skipped ones */
-	TimestampTz oldest_expires_at;	/* earliest expiry seen of a row that stays;
-									 * DT_NOEND if none was seen */
-	uint64		publications;	/* for stats.c: the state it started from */
+	TimestampTz next_start;		/* rows left before it: only those of rows_skipped and
+								 * rows_unknown */
 } IdemCleanupBatch;
 
 /*
- * Carries out the order in the caller's transaction, for about a second, and
- * until its stop says so.  A row that another transaction has locked or changed
- * is skipped.  Where there is more, next_start is after start unless rows_max,
- * the second or stop ended the batch.
+ * Carries out the order in the caller's transaction, for about a second at most.  Publishes
+ * nothing: that is the caller's, after the commit.  A row that another transaction has
+ * locked or changed is skipped.  If there can be more, next_start is after start, unless
+ * rows_max, the second or stop ended the batch.
  *
- * Takes RowExclusiveLock on the claims until the transaction ends, and never
- * waits for a row.  Raises what the store raises.
+ * Takes RowExclusiveLock on the claims until the transaction ends, and never waits for a
+ * row.  Raises what the store raises.
  */
 extern void idem_cleanup_batch(const IdemCleanupOrder *order,
 							   IdemCleanupBatch *batch);

@@ -13,11 +13,11 @@
 #include "compat.h"
 #include "guc.h"
 #include "held.h"
+#include "launcher.h"
 #include "policy.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
-#include "worker.h"
 
 IDEM_MODULE_MAGIC("idem", "1.0.0");
 
@@ -38,5 +38,5 @@ _PG_init(void)
 	idem_stats_init();
 	/* pg_upgrade must find nobody at work in the new cluster. */
 	if (!IsBinaryUpgrade)
-		idem_worker_register_launcher();
+		idem_launcher_register();
 }

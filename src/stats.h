@@ -1,26 +1,41 @@
 /*
  * stats.h
- *	  The shared counters.
+ *	  Each database's statistics in shared memory, and the marks of its worker.
+ *
+ * Without preload there is no shared memory: nothing is counted, and the functions that
+ * read say so.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
 
 #include "datatype/timestamp.h"
+#include "nodes/pg_list.h"
 
 #include "catalog.h"
 
-struct IdemCleanupBatch;
-
-/* Asks for shared memory.  While shared_preload_libraries are loaded only. */
+/* Asks for shared memory.  Only while shared_preload_libraries are loaded. */
 extern void idem_stats_init(void);
 
 /* Registers the transaction callbacks. */
 extern void idem_stats_init_backend(void);
 
+/* ----- claims ----- */
+
+/* The counters of claims: one for each IdemOutcome first, in the order of that type */
+enum
+{
+	IDEM_COUNT_WAITS = IDEM_OUTCOME_COUNT,
+	IDEM_COUNT_WAIT_US,
+	IDEM_COUNT_RECLAIMS,
+	IDEM_COUNT_LOST_LEASES,
+	IDEM_COUNT_HEALED,
+	IDEM_CLAIM_COUNTERS			/* how many there are */
+};
+
 /*
- * Answers of claim calls and what they waited, counted at once: raising one
- * aborts the transaction.  What a transaction achieved (claims, reclaims, healed
- * leases) is counted when it commits.
+ * Answers of claim calls, waits and lost leases are counted at once, because raising one
+ * aborts the transaction.  Claims, reclaims and healed leases are counted when the
+ * transaction commits.
  */
 extern void idem_stats_count_outcome(IdemOutcome outcome);
 extern void idem_stats_count_wait(int64 waited_us);
@@ -28,84 +43,127 @@ extern void idem_stats_count_lost_lease(void);
 extern void idem_stats_count_reclaim(void);
 extern void idem_stats_count_healed(void);
 
-/* This transaction claimed a key that is remembered until expires_at.  Cheap:
- * called on the hot path.  Published when the transaction commits. */
+/* This transaction claimed a key that is remembered until expires_at.  Cheap: every claim
+ * calls it. */
 extern void idem_stats_count_claim(TimestampTz expires_at);
 
+/* ----- cleanup ----- */
+
+/* What is published of a batch, after its commit: what was rolled back removed nothing */
+typedef struct IdemCleanupReport
+{
+	TimestampTz start;			/* the batch looked at what expires from start on, */
+	TimestampTz end;			/* and before end; DT_NOEND: up to now */
+	TimestampTz oldest_expires_at;	/* earliest expiry it saw of a row that stays;
+									 * DT_NOEND: it saw none */
+	int64		rows_deleted;
+	bool		backlog;		/* expired rows are known to be left */
+	double		seconds;		/* duration, its commit included */
+	uint64		publications;	/* of idem_stats_begin_batch() */
+} IdemCleanupReport;
+
 /*
- * A batch is about to look at the table: to be called before it takes its
- * snapshot.  What is claimed from now on is remembered apart from what the
- * batch may find.  Returns what is to be put into its publications.
+ * Call this before the batch takes its snapshot: claims that commit from now on are
+ * remembered apart from what the batch may see.  Sets publications for the batch's report.
+ * Returns the earliest expiry that may be left in the table; DT_NOEND: none is known.
  */
-extern uint64 idem_stats_begin_batch(void);
+extern TimestampTz idem_stats_begin_batch(uint64 *publications);
 
-/* A session's own batch (SQL function), published when it commits. */
-extern void idem_stats_count_cleanup(const struct IdemCleanupBatch *batch,
-									 double seconds);
+/* A session's batch.  Published when its transaction commits. */
+extern void idem_stats_count_cleanup(const IdemCleanupReport *report);
 
-/* ----- for the worker of a database, about its own ----- */
-
-/* What one run of the worker leaves to the next; only the worker writes it */
+/* What one run of the worker leaves to the next; see rescan.h */
 typedef struct IdemCleanupMarks
 {
-	TimestampTz low_water;		/* where a batch starts; DT_NOBEGIN: not known */
-	TimestampTz rescan_after;	/* no walk behind the low-water mark until
-								 * then */
-	TimestampTz full_scan_at;	/* start of the latest one from the very start */
-	int64		rows_unknown;	/* kept for good: the latest of these counted
-								 * them, and the batches since then */
+	TimestampTz low_water;		/* a batch starts here; DT_NOBEGIN: not known */
+	int64		rows_unknown;	/* expired rows that lapsed = unknown keeps: those that
+								 * the latest finished rescan and the batches since saw */
 
-	/* The walk on its way, if walk_at is not DT_NOEND */
-	TimestampTz walk_at;		/* where its next slice starts */
-	bool		walk_is_full;	/* it began at the very start */
-	bool		walk_is_urgent; /* it is not to wait for rescan_after */
-	int64		walk_unknown;	/* kept for good, seen in it so far */
+	/* the latest rescan of what lies before low_water */
+	TimestampTz rescan_began_at;	/* DT_NOBEGIN: there was none */
+	TimestampTz rescan_cursor;	/* its next slice starts here; DT_NOEND: it has ended */
+	int64		rescan_us;		/* what its slices have taken */
+	int64		rescan_unknown; /* rows_unknown of its slices */
+	bool		rescan_is_urgent;	/* its slices do not pause */
 } IdemCleanupMarks;
 
-/*
- * Reads the marks, and the earliest expiry that may be left in the table
- * (DT_NOEND: none known), with all that was claimed up to now.  False: no
- * statistics are kept of this database, and nothing is changed.
- */
-extern bool idem_stats_get_marks(IdemCleanupMarks *marks,
-								 TimestampTz *oldest_expires_at);
+#define IDEM_NO_MARKS \
+	((IdemCleanupMarks) {.low_water = DT_NOBEGIN, \
+	 .rescan_began_at = DT_NOBEGIN, .rescan_cursor = DT_NOEND})
 
-/* This process becomes the database's worker until it ends.  False: another
- * process is. */
+/* This process becomes its database's worker until it ends.  False: the database has one. */
 extern bool idem_stats_attach_worker(void);
 
-/* The worker's batch has been committed.  backlog: it is known that some
- * expired rows are left, by this batch or the one before. */
-extern void idem_stats_publish_cleanup(const struct IdemCleanupBatch *batch,
-									   double seconds, bool backlog,
+/* For that worker, after the commit of its batch */
+extern void idem_stats_publish_cleanup(const IdemCleanupReport *report,
 									   const IdemCleanupMarks *marks);
 
-/* There is nothing to clean: the database does not have the extension. */
+/* The database does not have the extension: it has nothing to clean. */
 extern void idem_stats_publish_absent(void);
 
-/* False: it is the latest one that was published, again. */
+/* Returns whether the message differs from the latest one. */
 extern bool idem_stats_publish_error(const char *message);
 
-/* The run came to a regular end. */
+/* The worker's run came to a regular end. */
 extern void idem_stats_publish_run(void);
 
-/* ----- for the launcher, about any database ----- */
+/* ----- reading ----- */
 
-typedef struct IdemCleanupStatus
+#define IDEM_DURATION_BUCKETS 14
+
+/* Upper bounds of the buckets, in seconds; the last one is infinite. */
+extern const double idem_duration_bounds[IDEM_DURATION_BUCKETS];
+
+/* 0 is no time: nothing happened yet */
+#define IDEM_STATS_NEVER ((TimestampTz) 0)
+
+/* Batches that were committed */
+typedef struct IdemCleanupCounters
 {
-	TimestampTz oldest_expires_at;	/* DT_NOEND: none known */
-	bool		backlog;
+	int64		rows_deleted;
+	int64		batches;
+	double		last_seconds;
+	double		max_seconds;
+	double		total_seconds;
+	int64		buckets[IDEM_DURATION_BUCKETS]; /* not cumulative */
+	TimestampTz last_run;
+} IdemCleanupCounters;
+
+#define IDEM_ERROR_TEXT_BYTES_MAX 512
+
+typedef struct IdemCleanupStats
+{
+	IdemCleanupCounters counters;
+	int64		errors;
+	TimestampTz last_error_at;
+	char		last_error[IDEM_ERROR_TEXT_BYTES_MAX];
+	TimestampTz reset_at;
+
+	/* State, which idem_stats_reset() leaves */
+	TimestampTz oldest;			/* earliest expiry that may be left; DT_NOEND: none */
+	uint64		publications;	/* how often a batch replaced it */
+	bool		backlog;		/* expired rows are known to be left */
+	IdemCleanupMarks marks;
 	int			worker_pid;		/* 0: none */
-	uint64		runs;			/* that came to a regular end */
-} IdemCleanupStatus;
+	uint64		runs;			/* of the worker that came to a regular end */
+} IdemCleanupStats;
 
-/* False, and a status that says nothing, if no statistics are kept. */
-extern bool idem_stats_get_status(Oid database, IdemCleanupStatus *status);
+/*
+ * A copy of this database's statistics.  False: shared memory has no room for them.  Raises
+ * 55000 without preload.  claims: an array of IDEM_CLAIM_COUNTERS; or NULL.
+ */
+extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
 
-/* Databases that statistics are kept of; palloc'd.  Returns their number. */
-extern int	idem_stats_get_databases(Oid **databases);
+/* Zeroes this database's counters.  As above. */
+extern void idem_stats_reset(void);
 
-/* Forgets a database that does not exist any more. */
+/* A copy of any database's.  False, and IDEM_NO_MARKS and zeroes: it has none. */
+extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);
+
+/* For the launcher: the OIDs of the databases that have statistics, palloc'd */
+extern List *idem_stats_get_databases(void);
+
+/* Forgets a database that was dropped. */
 extern void idem_stats_forget_database(Oid database);
 
 #endif							/* IDEM_STATS_H */

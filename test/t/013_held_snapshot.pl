@@ -63,7 +63,7 @@ sub batches
 	my @batches;
 	my $log = slurp_file($node->logfile, $offset);
 	while ($log =~
-		/removed (\d+) expired claims in .*, passed (\d+) that are gone, (at|behind) the/g)
+		/removed (\d+) expired claims in .*, passed (\d+) dead entries, (at|behind) the/g)
 	{
 		push @batches, { removed => $1, gone => $2, where => $3 };
 	}
@@ -150,9 +150,9 @@ while ($locked eq '')
 $node->reload;
 becomes(q{oldest_expired_age > '1 year' FROM idem_stat_cleanup},
 	'one that is locked is known to be there');
-# This rescan is not requested; it begins at the row that is known to be there.
+# This rescan is not requested: it is due because the locked row is known.
 insert_expired('behind', $last_second);
-is_removed('behind', 'another one behind the mark is found on the way from it');
+is_removed('behind', 'another one behind the mark is found with it');
 $node->safe_psql('postgres', q{SELECT idem_claim('user', 'then', 'short')});
 is_removed('then', 'a claim at the mark is removed meanwhile');
 becomes(q{oldest_expired_age > '1 year' FROM idem_stat_cleanup},
