@@ -14,8 +14,8 @@
 -- complain if the script is sourced in psql rather than by CREATE EXTENSION
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
 
--- Two editions would not know of each other's claims.  A temporary schema is its
--- session's own: nobody installs idem there.
+-- Two editions in one database would not know of each other's claims.  Temporary schemas
+-- are ignored: nobody installs idem there.
 DO $block$
 DECLARE
 	other pg_catalog.text;
@@ -33,7 +33,7 @@ BEGIN
 			HINT = 'Move it here, see sql/idem-move.sql; or drop it first.';
 	END IF;
 
-	-- Calls with untyped literals, idem_grant('app', 'app') say, would find them first.
+	-- A call with untyped literals, such as idem_grant('app', 'app'), would find them first.
 	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO other
 	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) p.proowner
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
@@ -76,10 +76,10 @@ COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
 
 -- src/store.c writes this table directly and knows its columns by position.
 --
--- Fixed-width columns first; what a marker does not need is NULL and takes no
--- room.  Collation "C": an update of the system's collations must not corrupt
--- the index that prevents a second execution, and memcmp is fast.  The request id
--- leads the key, so that time-ordered ids (UUIDv7, ULID) append on the right.
+-- Fixed-width columns come first.  Columns that a marker does not need are NULL and take no
+-- room.  Collation "C": an update of the system's collations must not corrupt the index that
+-- prevents a second execution, and memcmp is fast.  The request id leads the key, so that
+-- time-ordered ids (UUIDv7, ULID) append on the right.
 CREATE TABLE @extschema@.idem_claims (
 	expires_at pg_catalog.timestamptz NOT NULL,
 	lease_until pg_catalog.timestamptz,
@@ -93,8 +93,8 @@ CREATE TABLE @extschema@.idem_claims (
 	progress pg_catalog.jsonb,
 	PRIMARY KEY (request_id, user_id, scope)
 ) WITH (
-	-- Rows come and go at a high rate; dead ones are to be found while they
-	-- are few, by their number rather than by their share of the table.
+	-- Rows come and go at a high rate.  VACUUM must find dead rows while they are few, so
+	-- their number counts rather than their share of the table.
 	autovacuum_vacuum_scale_factor = 0.02,
 	autovacuum_vacuum_threshold = 5000,
 	autovacuum_vacuum_insert_scale_factor = 0.1,
@@ -102,11 +102,12 @@ CREATE TABLE @extschema@.idem_claims (
 	autovacuum_vacuum_cost_delay = 0
 );
 
--- The times are whole seconds, so the entries of a second share one key.
+-- The times are whole seconds: all entries of a second have one key, and btree deduplicates
+-- them.
 CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
-COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
+COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'the claim is remembered at least until this time';
 COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
 COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
 COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
@@ -155,24 +156,24 @@ CREATE TABLE @extschema@.idem_scopes (
 );
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: idem.ttl';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease when it is extended; NULL: idem.lease';
+COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long; NULL: idem.ttl';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease that idem_extend() renews without a length; NULL: idem.lease';
 COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: idem.lease_max';
 COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
 COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
-COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
-COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
+COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim still guards until it is removed; reclaim: it counts as absent';
+COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells a new request from one that may have been forgotten';
 COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: nothing is known of requests from before then; kept by a trigger';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale; set by a trigger';
 
 CREATE FUNCTION @extschema@.idem_scopes_changed()
 RETURNS pg_catalog.trigger
 AS 'MODULE_PATHNAME', 'idem_scopes_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: checks the lengths, and makes all sessions read idem_scopes again';
+COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: checks ttl and leases, and makes all sessions read idem_scopes again';
 
--- Row triggers and ALWAYS: also what a subscriber receives is to act.
+-- Row triggers, and ALWAYS: rows that a subscriber receives must act as well.
 CREATE TRIGGER idem_scopes_changed
 BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_changed();
@@ -189,7 +190,7 @@ RETURNS pg_catalog.trigger
 AS 'MODULE_PATHNAME', 'idem_scopes_guard'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since';
+COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: sets guarded_since';
 
 -- Not on a subscriber, which receives the publisher's guarded_since
 CREATE TRIGGER idem_scopes_guard
@@ -228,7 +229,7 @@ AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.interval, pg_catalog.jsonb) IS
-'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
+'claims a request, for this transaction or with a lease, and returns the outcome instead of raising it. Use it in FROM';
 
 CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids pg_catalog.text[],
@@ -252,7 +253,7 @@ AS 'MODULE_PATHNAME', 'idem_complete_held'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.jsonb) IS
-'stores the response of the only request that this transaction holds unsettled';
+'stores the response of the only unsettled request of this transaction';
 
 CREATE FUNCTION @extschema@.idem_complete(
 	user_id pg_catalog.text,
@@ -273,7 +274,7 @@ AS 'MODULE_PATHNAME', 'idem_fail_held'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.jsonb) IS
-'ends the only request that this transaction holds unsettled as failed; commit, or it is not recorded';
+'ends the only unsettled request of this transaction as failed; recorded only if the transaction commits';
 
 CREATE FUNCTION @extschema@.idem_fail(
 	user_id pg_catalog.text,
@@ -302,7 +303,7 @@ AS 'MODULE_PATHNAME', 'idem_extend'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_extend(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.interval, pg_catalog.jsonb, pg_catalog.text) IS
-'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
+'heartbeat: renews the lease from now on (lease NULL: for the scope''s length) and records progress; returns the new end';
 
 CREATE FUNCTION @extschema@.idem_release(
 	user_id pg_catalog.text,
@@ -314,7 +315,7 @@ AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
-'gives a lease up, the next waiter claims: true, released; false, the request is not there';
+'gives up a lease, so that the next waiter claims: true, released; false, there was no such request';
 
 CREATE FUNCTION @extschema@.idem_fence(
 	user_id pg_catalog.text,
@@ -326,7 +327,7 @@ AS 'MODULE_PATHNAME', 'idem_fence'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_fence(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
-'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';
+'locks the lease until this transaction ends, so that nobody takes it over, or raises ID410: begin each transaction of leased work with it';
 
 CREATE FUNCTION @extschema@.idem_heal(
 	user_id pg_catalog.text,
@@ -338,7 +339,7 @@ AS 'MODULE_PATHNAME', 'idem_heal'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_heal(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
-'settles a lease, whoever holds it, for somebody who found its work done: true, settled; false, it was';
+'settles the lease of any holder, after its work was found done: true, settled; false, it was settled before';
 
 -- ----- reading -----
 
@@ -348,7 +349,7 @@ AS 'MODULE_PATHNAME', 'idem_result_latest'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_result() IS
-'result of the request of the latest claim call of this transaction, as stored so far';
+'result, as stored so far, of the request that this transaction''s latest claim call named';
 
 CREATE FUNCTION @extschema@.idem_result(
 	user_id pg_catalog.text,
@@ -378,7 +379,7 @@ AS 'MODULE_PATHNAME', 'idem_status'
 LANGUAGE C STABLE PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION @extschema@.idem_status(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
-'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
+'stored state of a request: completed, failed or in_progress; NULL if it is not remembered';
 
 CREATE FUNCTION @extschema@.idem_lookup(
 	user_id pg_catalog.text,
@@ -395,7 +396,7 @@ AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1;
 
 COMMENT ON FUNCTION @extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
-'all that is stored of a request but its token; no row if it is not remembered';
+'everything stored about a request except its token; no row if it is not remembered';
 
 CREATE FUNCTION @extschema@.idem_fingerprint(parameters pg_catalog.jsonb)
 RETURNS pg_catalog.bytea
@@ -416,7 +417,7 @@ AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_forget(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
-'operator: drops a request, so that it can be executed again: true, dropped; false, there was none';
+'operator: forgets a request, so that it can be executed again: true, forgotten; false, there was no such request';
 
 -- ----- cleaning -----
 
@@ -426,7 +427,7 @@ AS 'MODULE_PATHNAME', 'idem_cleanup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_cleanup(pg_catalog.int4) IS
-'operator: removes expired claims in this transaction, at most batch_size (NULL: idem.cleanup_batch_size) and for about a second; returns how many';
+'operator: removes expired claims in this transaction, for about a second and at most batch_size of them (NULL: idem.cleanup_batch_size); returns how many';
 
 CREATE FUNCTION @extschema@.idem_cleanup_step(
 	batch_size pg_catalog.int4,
@@ -441,8 +442,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 COMMENT ON FUNCTION @extschema@.idem_cleanup_step(pg_catalog.int4, pg_catalog.timestamptz, pg_catalog.timestamptz) IS
 'for idem_cleanup_all(): one batch, from one low-water mark to the next';
 
--- The cutoff stays that of the call, so it ends though claims expire all the
--- while; the low-water mark keeps each batch from the rows of the one before.
+-- expired_before is the time of the call: otherwise it would not end while claims expire.
+-- start is the low-water mark, which spares each batch the dead entries of the ones before.
 CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
 LANGUAGE plpgsql
 AS $procedure$
@@ -450,7 +451,7 @@ DECLARE
 	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
 	more pg_catalog.bool := true;
-	-- in the schema as it is called now
+	-- by the schema's current name
 	step constant pg_catalog.text := pg_catalog.format(
 		'SELECT more, next_start FROM %s.idem_cleanup_step($1, $2, $3)',
 		(SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e
@@ -464,7 +465,7 @@ END
 $procedure$;
 
 COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(pg_catalog.int4) IS
-'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';
+'operator: removes all claims that have expired by now, except those that another transaction has locked; commits after each batch';
 
 -- ----- statistics -----
 
@@ -506,7 +507,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: none is known';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest walk over all, about once a minute';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
@@ -542,15 +543,15 @@ CREATE VIEW @extschema@.idem_stat_claims AS
 	FROM @extschema@.idem_stat_claims_counters();
 
 COMMENT ON VIEW @extschema@.idem_stat_claims IS
-'answers of the claim calls of this database; claimed, reclaims and healed when they were committed';
+'answers of the claim calls of this database; claimed, reclaims and healed are counted at commit';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.waits IS 'calls that waited for another holder';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.wait_seconds IS 'how long they waited';
-COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over: a lease that lapsed, or a failed one';
-COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lease that is not held any more';
-COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by somebody who found the work done';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over after their lease lapsed, or after they failed';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lost lease';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by idem_heal()';
 
--- No rows where shared memory has no room for the statistics of this database: the counters
--- are NULL there.
+-- No rows if shared memory has no room for the statistics of this database: then all counters
+-- are NULL.
 CREATE VIEW @extschema@.idem_metrics AS
 	SELECT m.name,
 		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome)) AS labels,
@@ -613,8 +614,8 @@ COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 
 -- ----- rights -----
 
--- With the caller's rights: the owner of the extension may grant all that is granted
--- here, and so may a superuser.
+-- Runs with the caller's rights.  The owner of the extension and a superuser may grant all
+-- that is granted here.
 CREATE FUNCTION @extschema@.idem_change_rights(
 	role pg_catalog.regrole,
 	privileges pg_catalog.text,
@@ -630,9 +631,9 @@ DECLARE
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
 		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'];
-	-- all but the token, which only its holder is to know
+	-- all but the token: only its holder may know it
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
-	-- all but the guard, which a trigger keeps
+	-- all but guarded_since, which a trigger sets
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	schema regnamespace;
 	routines regprocedure[];
@@ -673,7 +674,7 @@ BEGIN
 			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics', schema), role);
 	END IF;
 
-	-- REVOKE takes back what its own role has granted, and is silent about the rest.
+	-- REVOKE only revokes what the current role granted, and says nothing about the rest.
 	IF command LIKE 'REVOKE%' THEN
 		SELECT string_agg(DISTINCT a.grantor::regrole::text, ', ') INTO grantors
 		FROM pg_proc p, aclexplode(p.proacl) a
@@ -707,11 +708,11 @@ BEGIN ATOMIC
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
-'takes back what the caller has granted by idem_grant(); app and operator share some functions';
+'revokes what the caller granted by idem_grant(); app and operator share some functions';
 
--- Default privileges (ALTER DEFAULT PRIVILEGES) have granted rights to anybody by now,
--- and PostgreSQL's own defaults to PUBLIC.  First everything is revoked from everybody
--- but the owner; then what follows is granted.
+-- By now, default privileges (ALTER DEFAULT PRIVILEGES) may have granted rights to anybody,
+-- and PostgreSQL's own defaults have granted some to PUBLIC.  First revoke everything from
+-- all roles but the owner, then grant what follows.
 DO $block$
 DECLARE
 	member pg_catalog.record;
@@ -744,14 +745,14 @@ BEGIN
 END
 $block$;
 
--- What the owner of the extension needs to dump, to restore and to grant; and to lock,
--- for a move to the portable edition.  A superuser who restores a dump becomes the owner,
--- in the place of the role that installed idem into its own schema and granted rights:
--- so where the extension's owner is a superuser, the owner of the schema has the same
--- rights.  (It could drop everything in it anyway.)
+-- The owner of the extension gets what it needs to dump, to restore, to grant, and to lock
+-- the tables for a move to the portable edition.  A superuser who restores a dump becomes the
+-- owner of the extension, in place of the role that had installed idem into its own schema
+-- and had granted rights.  So where a superuser owns the extension, the owner of the schema
+-- gets the same rights.  (It could drop everything in the schema anyway.)
 --
--- All functions but the triggers', which run without such a right and are for no other
--- table
+-- Trigger functions are left out: a trigger needs no such right, and no other table may use
+-- them.
 DO $block$
 DECLARE
 	owner pg_catalog.regrole;
@@ -792,7 +793,8 @@ BEGIN
 END
 $block$;
 
--- A function in a view is called with the rights of the role that reads the view.
+-- A function in a view is called with the rights of the role that reads the view, so that
+-- role needs both.
 GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),

@@ -3,21 +3,20 @@
  *	  The OIDs of the extension's own objects, found through pg_extension and
  *	  cached.
  *
- * They are found by the extension's name, never by a schema's or through
- * search_path, and must be its members: so nobody can put another table in their
- * place.
+ * They are found by the name of the extension, never by that of a schema or through
+ * search_path, and must be members of the extension: so nobody can put another table in
+ * their place.
  *
- * The cache is dropped whenever one of our relations is invalidated: DROP
- * EXTENSION does that, and so does the rollback of a CREATE EXTENSION.  An answer can
- * be outdated all the same: by a change that commits just after it, or by one that commits
- * while the catalogs are being read.  In the second case its invalidation arrives in the
- * middle of the reading, and the answer is used once, but not cached.  Reading again until
- * no invalidation comes would not make it safer, and would never end where taking any lock
- * invalidates everything (debug_discard_caches).
+ * Every invalidation of one of our relations drops the cache: DROP EXTENSION sends one, and
+ * so does the rollback of a CREATE EXTENSION.  An answer can still be outdated: by a change
+ * that commits just after it, or by one that commits while the catalogs are being read.  In
+ * the second case the invalidation arrives in the middle of the reading, and the answer is
+ * used once, but not cached.  To read again until no invalidation comes would not be safer,
+ * and would never end where taking any lock invalidates everything (debug_discard_caches).
  *
- * What makes it safe is the lock of the relation that a caller opens.  Taking the lock
- * receives every change that was committed before, and no change can follow while it
- * is held: DROP, RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
+ * The lock of the relation that a caller opens makes it safe.  Taking the lock receives
+ * every change that was committed before, and no change can follow while it is held: DROP,
+ * RENAME and SET SCHEMA wait for it.  So a caller that acts on a relation
  * locks it first, and starts again if the relation is gone, if an invalidation has come
  * (a writer, idem_store_use()), or if another relation is named now (a reader).
  * idem_policy_promise() looks up the OID of idem_scopes again for each promise.
@@ -27,6 +26,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/dependency.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_class.h"
@@ -44,20 +44,11 @@
 #include "catalog.h"
 
 /*
- * The versions of the SQL objects that this library serves: these two, and all in
- * between.  The newest is the library's own, the default_version of idem.control.
+ * This library serves these versions of the SQL objects, and all versions in between.  The
+ * newest is the library's own: the default_version of idem.control.
  */
 #define SQL_VERSION_OLDEST "1.0"
 #define SQL_VERSION_NEWEST "1.0"
-
-/* More digits are in no version of ours. */
-#define VERSION_DIGITS_MAX 9
-
-typedef struct SqlVersion
-{
-	int			major;
-	int			minor;
-} SqlVersion;
 
 static const char *const state_labels[IDEM_STATE_COUNT] = {
 	"in_progress", "completed", "failed"
@@ -73,7 +64,7 @@ static bool cached_valid = false;
 static uint64 invalidations = 0;
 static bool callback_registered = false;
 
-/* No catalog access here: it can be called in any state of a transaction. */
+/* May be called in any state of a transaction: must not read a catalog. */
 static void
 invalidate_cached(Datum arg, Oid relid)
 {
@@ -86,7 +77,7 @@ invalidate_cached(Datum arg, Oid relid)
 	}
 }
 
-/* False where there is no extension of this name; version is palloc'd. */
+/* False: the database does not have the extension.  version is palloc'd. */
 static bool
 find_extension(Oid *extension, Oid *schema, char **version)
 {
@@ -118,37 +109,20 @@ find_extension(Oid *extension, Oid *schema, char **version)
 
 /* ----- versions ----- */
 
-static bool
-parse_number(const char **text, int *number)
+/* A number that orders versions; -1: the text is not MAJOR.MINOR. */
+static int64
+version_number(const char *text)
 {
-	size_t		length = strspn(*text, "0123456789");
+	unsigned	major;
+	unsigned	minor;
+	int			length = 0;
 
-	if (length == 0 || length > VERSION_DIGITS_MAX)
-		return false;
-	*number = atoi(*text);
-	*text += length;
-	return true;
-}
-
-/* False: it is not written as ours are, MAJOR.MINOR. */
-static bool
-parse_version(const char *text, SqlVersion *version)
-{
-	return parse_number(&text, &version->major) && *text++ == '.' &&
-		parse_number(&text, &version->minor) && *text == '\0';
-}
-
-/* -1, 0, 1 */
-static int
-compare_with(const SqlVersion *version, const char *served)
-{
-	SqlVersion	other;
-
-	if (!parse_version(served, &other))
-		elog(ERROR, "invalid version \"%s\"", served);
-	if (version->major != other.major)
-		return version->major < other.major ? -1 : 1;
-	return (version->minor > other.minor) - (version->minor < other.minor);
+	/* Only digits and dots: %u accepts signs and blanks, too. */
+	if (strspn(text, "0123456789.") != strlen(text) ||
+		sscanf(text, "%9u.%9u%n", &major, &minor, &length) != 2 ||
+		text[length] != '\0')
+		return -1;
+	return ((int64) major << 32) + minor;
 }
 
 static void
@@ -167,19 +141,20 @@ refuse_version(const char *text, const char *hint)
 static void
 require_served_version(const char *text)
 {
-	SqlVersion	version;
+	int64		version = version_number(text);
 
-	if (!parse_version(text, &version))
+	if (version < 0)
 		refuse_version(text, "Install the library that this version of the extension came with.");
-	if (compare_with(&version, SQL_VERSION_OLDEST) < 0)
+	if (version < version_number(SQL_VERSION_OLDEST))
 		refuse_version(text, "Run ALTER EXTENSION idem UPDATE.");
-	if (compare_with(&version, SQL_VERSION_NEWEST) > 0)
+	if (version > version_number(SQL_VERSION_NEWEST))
 		refuse_version(text, "Install the newer library. If it is installed already, restart the server, which has preloaded the older one, or reconnect.");
 }
 
 /* ----- members ----- */
 
-/* kind: as SQL names it, TABLE say */
+/* kind: the SQL word for it, such as TABLE.  is_foreign: the schema has an object of this name
+ * that is not a member. */
 static void
 raise_missing(const char *kind, const char *name, Oid schema, bool is_foreign)
 {
@@ -258,7 +233,7 @@ load_catalog(IdemCatalog *catalog)
 	require_served_version(version);
 
 	catalog->claims = find_relation("TABLE", "idem_claims", schema, extension);
-	/* Only the cleanup needs it, and says so when it is missing. */
+	/* Only the cleanup needs it, and raises an error where it is missing. */
 	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
 												  schema);
 	catalog->scopes = find_relation("TABLE", "idem_scopes", schema, extension);
@@ -274,6 +249,7 @@ load_catalog(IdemCatalog *catalog)
 const IdemCatalog *
 idem_catalog(void)
 {
+	Assert(IsTransactionState());
 	if (!callback_registered)
 	{
 		CacheRegisterRelcacheCallback(invalidate_cached, (Datum) 0);
@@ -287,15 +263,15 @@ idem_catalog(void)
 
 		load_catalog(&fresh);
 		cached = fresh;
-		/* What was read before an invalidation may be old: use it, not keep it. */
+		/* If an invalidation came meanwhile: use the answer once, do not keep it. */
 		cached_valid = (before == invalidations);
 	}
 	return &cached;
 }
 
 /*
- * By Citus's own catalog, since a shell need not differ from a plain table in any
- * other way: on the coordinator it has a trigger, on a worker not even that.
+ * Asks Citus's own catalog, because the shell of a distributed table can look like a plain
+ * table: on a worker it does not even have a trigger.
  */
 static bool
 is_distributed(Relation relation)
@@ -313,7 +289,7 @@ is_distributed(Relation relation)
 		return false;
 	index = get_relname_relid("pg_dist_partition_logical_relid_index",
 							  PG_CATALOG_NAMESPACE);
-	/* Its first column, logicalrelid */
+	/* Column 1 is logicalrelid. */
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_OIDEQ,
 				ObjectIdGetDatum(RelationGetRelid(relation)));
 	scan = systable_beginscan(tables, index, OidIsValid(index), NULL, 1, &key);
@@ -344,10 +320,4 @@ idem_state_from_oid(Oid label)
 		if (catalog->state[i] == label)
 			return (IdemState) i;
 	elog(ERROR, "unknown label %u of idem_state", label);
-}
-
-const char *
-idem_outcome_label(IdemOutcome outcome)
-{
-	return outcome_labels[outcome];
 }

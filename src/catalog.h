@@ -45,20 +45,19 @@ typedef struct IdemCatalog
 } IdemCatalog;
 
 /*
- * The current database's objects.  Raises 55000 where the extension or an object of
- * it is missing, or where its version is not one that this library serves.  The result
- * is good until the next call that may process invalidations (any lock taken).  It can
- * be old: lock the relation that is to be used, then ask again.
+ * The objects of the current database.  Raises 55000 where the extension or one of its
+ * objects is missing, or this library does not serve its version.  The result is valid until
+ * the next call that may process invalidations, such as taking a lock.  It can be outdated:
+ * lock the relation that you use, then ask again.
  */
 extern const IdemCatalog *idem_catalog(void);
 
 /*
- * Raises 0A000 if Citus distributes a table of ours: what this server calls by its
- * name is then an empty shell, and the rows are in shards, here or elsewhere.
+ * Raises 0A000 if Citus distributes the table: the relation of that name is then an empty
+ * shell, and its rows are in shards, here or on other servers.
  */
 extern void idem_refuse_distributed(Relation relation);
 
 extern IdemState idem_state_from_oid(Oid label);
-extern const char *idem_outcome_label(IdemOutcome outcome);
 
 #endif							/* IDEM_CATALOG_H */

@@ -1,7 +1,7 @@
 /*
  * compat.h
- *	  Differences between the supported server versions, one shim an
- *	  interface.  The only place that asks which version it is built for.
+ *	  Differences between the supported server versions: one function for each interface
+ *	  that changed.  No other file asks for the version of the server.
  */
 #ifndef IDEM_COMPAT_H
 #define IDEM_COMPAT_H
@@ -107,9 +107,8 @@ idem_index_insert_cleanup(ResultRelInfo *rri)
 }
 
 /*
- * 17: ConditionalLockSharedObject().  Whether somebody drops, renames, moves
- * or copies the database: tries the lock that these conflict with, without
- * waiting, and does not keep it.
+ * 17: ConditionalLockSharedObject().  False: another session drops, renames, moves or copies
+ * the database.  Tries a lock that conflicts with theirs, without waiting, and releases it.
  */
 static inline bool
 idem_conditional_lock_database(Oid database)
@@ -130,7 +129,7 @@ idem_conditional_lock_database(Oid database)
 	return true;
 }
 
-/* 17: an extension's wait events have names.  Asked once a process. */
+/* 17: an extension's wait events have names.  Call this once in a process. */
 static inline uint32
 idem_wait_event(const char *name)
 {

@@ -2,10 +2,10 @@
  * guc.c
  *	  The settings.
  *
- * What a claim promises (how long it is remembered, how much it stores, how long a
- * lease may keep others away) is the operator's to set: PGC_SUSET, so that an
- * application cannot change it, and an operator can set it for a role or a database.  How long
- * a caller wants to wait is the caller's.
+ * The operator sets what a claim promises: how long it is remembered, how much it stores, how
+ * long a lease may block others.  These settings are PGC_SUSET: an application cannot change
+ * them, and an operator can set them for a role or a database.  The caller sets how long it
+ * wants to wait.
  */
 #include "postgres.h"
 
@@ -30,7 +30,7 @@ check_databases(char **newval, void **extra, GucSource source)
 {
 	List	   *names;
 
-	/* It scribbles on its argument. */
+	/* SplitIdentifierString() changes its argument. */
 	if (SplitIdentifierString(pstrdup(*newval), ',', &names))
 		return true;
 	GUC_check_errdetail("List syntax is invalid.");

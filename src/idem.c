@@ -1,9 +1,9 @@
 /*
  * idem.c
- *	  Entry of the library: settings, callbacks, and, where it is preloaded,
- *	  shared memory and the launcher of the cleanup workers.
+ *	  Entry of the library: settings and callbacks; where it is preloaded, also shared
+ *	  memory and the launcher of the cleanup workers.
  *
- * Without preload everything works but the worker and the shared counters.
+ * Without preload, everything works except the worker and the shared counters.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@ _PG_init(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	idem_stats_init();
-	/* pg_upgrade must find nobody at work in the new cluster. */
+	/* No process of ours may work in the new cluster while pg_upgrade fills it. */
 	if (!IsBinaryUpgrade)
 		idem_launcher_register();
 }

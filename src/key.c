@@ -3,8 +3,8 @@
  *	  What names a request: validation of the ids, the time in a UUIDv7, and
  *	  the fingerprint of a request's parameters.
  *
- * A bad id is always an error, never a NULL result: an IF would read NULL as
- * "already done" and lose the request silently.
+ * A bad id is always an error, never a NULL result: an IF would read NULL as "already
+ * done", and the request would be lost silently.
  */
 #include "postgres.h"
 
@@ -93,7 +93,6 @@ idem_fingerprint_is_valid(const bytea *fingerprint)
 		VARSIZE_ANY_EXHDR(fingerprint) <= IDEM_FINGERPRINT_BYTES_MAX;
 }
 
-/* NULL if the caller gave none. */
 bytea *
 idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg)
 {
@@ -173,9 +172,9 @@ hex_digit(char c)
 }
 
 /*
- * RFC 9562, section 5.7: 48 bits of Unix time in milliseconds, the version 7,
- * the variant 10.  Only the canonical lower-case text is taken: another
- * spelling of the same uuid would be another key.
+ * RFC 9562, section 5.7: 48 bits of Unix time in milliseconds, version 7, variant 10.
+ * Accepts only the canonical lower-case text: another spelling of the same uuid would be
+ * another key.
  */
 bool
 idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
@@ -206,8 +205,8 @@ idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 }
 
 /*
- * Appends a scalar as canonical JSON.  jsonb compares numbers by value but
- * prints them with the scale that they came with: drop trailing zeros.
+ * Appends a scalar as canonical JSON.  jsonb compares numbers by value, but prints them
+ * with the scale of their input: drop trailing zeros.
  */
 static void
 append_scalar(StringInfo out, const JsonbValue *value)
@@ -233,9 +232,9 @@ append_scalar(StringInfo out, const JsonbValue *value)
 }
 
 /*
- * The text whose hash is the fingerprint.  The order of an object's keys is
- * jsonb's own, which is a function of the keys alone; so equal jsonb give
- * equal text, and unequal jsonb give different text.
+ * The text whose hash is the fingerprint.  The order of an object's keys is that of jsonb,
+ * which depends only on the keys.  So equal jsonb have equal text, and different jsonb have
+ * different text.
  */
 static void
 append_canonical(StringInfo out, Jsonb *jb)

@@ -14,8 +14,8 @@
 /* A key's own time may be this far ahead of the clock. */
 #define IDEM_KEY_TIME_SKEW_US		USECS_PER_MINUTE
 
-/* The texts may have short headers; they live as long as the arguments they
- * were taken from. */
+/* The texts may have short headers, and live as long as the arguments that they were taken
+ * from. */
 typedef struct IdemKey
 {
 	text	   *scope;
@@ -23,8 +23,8 @@ typedef struct IdemKey
 	text	   *request_id;
 } IdemKey;
 
-/* Three arguments of a call, from first on: user_id, request_id, ..., and the
- * scope at its own position. */
+/* The three take an argument of a call by its position, and raise ID400 if it is NULL, empty
+ * or too long; a fingerprint may be NULL, and a scope empty. */
 extern void idem_key_from_args(FunctionCallInfo fcinfo, int user_arg,
 							   int request_arg, int scope_arg, IdemKey *key);
 extern text *idem_scope_from_arg(FunctionCallInfo fcinfo, int arg);
@@ -33,17 +33,16 @@ extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
 extern uint32 idem_key_hash(const IdemKey *key);
 extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
 
-/* errdetail() that names the key */
+/* errdetail() with the names of the key */
 extern int	idem_errdetail_key(const IdemKey *key);
 
-/* The same as text, palloc'd */
+/* The same names as text, palloc'd */
 extern char *idem_key_to_string(const IdemKey *key);
 
 /* Time of a UUIDv7 in canonical text; false for any other text. */
 extern bool idem_key_parse_time(const IdemKey *key, TimestampTz *key_time);
 
-/* For a batch, which answers rather than raises: within the limits that the
- * arguments of a single call have? */
+/* For a batch, which answers "invalid" where a single call raises ID400 */
 extern bool idem_id_is_valid(const text *id);
 extern bool idem_fingerprint_is_valid(const bytea *fingerprint);
 

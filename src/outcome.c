@@ -1,7 +1,7 @@
 /*
  * outcome.c
- *	  What a claim call raises for each outcome: one SQLSTATE, one thing that the
- *	  client does, which is the hint.
+ *	  What a claim call raises for each outcome.  Each SQLSTATE tells the client to do one
+ *	  thing, which the hint names.
  */
 #include "postgres.h"
 

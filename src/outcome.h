@@ -8,7 +8,7 @@
 #include "catalog.h"
 #include "key.h"
 
-/* For the outcomes that are raised, which are neither claimed nor completed. */
+/* Raises the outcome; not for claimed, completed and invalid, which no call raises. */
 extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key);
 
 #endif							/* IDEM_OUTCOME_H */

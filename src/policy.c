@@ -2,20 +2,19 @@
  * policy.c
  *	  What the claims of a scope promise, cached and invalidated.
  *
- * The policy is read from idem_scopes.  The table's trigger sends a relcache
- * invalidation for it, which every backend receives; a change of rows by itself does not.
- * idem_policy() receives pending invalidations itself, so that a change acts from the
- * next claim after its commit.
+ * The policy is read from idem_scopes.  A change of rows invalidates nothing by itself, so
+ * the table's trigger sends a relcache invalidation to all backends.  idem_policy()
+ * processes pending invalidations, so a change acts from the next claim after its commit.
  *
- * A scope without a row is cached as well: an INSERT invalidates like the rest.
- * Settings are not copied into the cache: they are read when they are needed.
+ * A scope without a row is cached as well: an INSERT also sends the invalidation.  Settings
+ * are not copied into the cache, but read when they are needed.
  *
- * What guarded_since says of the past rests on a lock.  A claim takes RowShareLock
- * on idem_scopes, checks that its policy is still the current one, reads the clock,
- * writes its row and unlocks.  The trigger that moves guarded_since takes ExclusiveLock
- * before it reads the clock, and holds it until the change commits (scopes.c).  A call that
- * finds its key claimed writes no promise; one that settles, extends or fences a lease
- * writes one only to a row that is there, which answers by itself.  Neither takes the lock.
+ * guarded_since is right because of a lock.  A claim takes RowShareLock on idem_scopes,
+ * checks that its policy is still the current one, reads the clock, writes its row and
+ * unlocks.  The trigger that sets guarded_since takes ExclusiveLock before it reads the
+ * clock, and holds it until the change commits (scopes.c).  Two kinds of calls need no lock:
+ * a call that finds its key claimed writes no promise, and a call that settles, extends or
+ * fences a lease writes one only to an existing row, which guards its key by itself.
  */
 #include "postgres.h"
 
@@ -42,7 +41,7 @@
 #include "policy.h"
 #include "scopes.h"
 
-/* A scope is added per distinct name used: drop them all when there are many. */
+/* Every name that is used adds a scope: drop all when there are this many. */
 #define CACHED_SCOPES_MAX 1000
 
 #define FROM_SETTINGS (-1)
@@ -54,14 +53,14 @@ typedef struct CachedScope
 } CachedScope;
 
 static HTAB *cached_scopes = NULL;
-static CachedScope *latest_scope = NULL;	/* most calls ask for the same again */
+static CachedScope *latest_scope = NULL;	/* most calls ask for it again */
 static Oid	cached_relid = InvalidOid;
 static uint64 invalidations = 0;
 static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
 static SubTransactionId locked_in;
-static uint64 locks_taken = 0;	/* numbers them */
+static uint64 locks_taken = 0;	/* the number of the latest lock */
 
-/* No catalog access here, and nothing that can fail: it only marks. */
+/* May be called in any state of a transaction: must not read a catalog, nor fail. */
 static void
 invalidate_scopes(Datum arg, Oid relid)
 {
@@ -102,21 +101,24 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
 }
 
+static int64
+length_us(TupleTableSlot *slot, AttrNumber column)
+{
+	bool		isnull;
+	Datum		datum = slot_getattr(slot, column, &isnull);
+
+	return isnull ? FROM_SETTINGS : idem_interval_us(DatumGetIntervalP(datum));
+}
+
 static void
 read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 {
 	bool		isnull;
 	Datum		datum;
 
-	datum = slot_getattr(slot, Anum_scopes_ttl, &isnull);
-	if (!isnull)
-		policy->ttl_us = idem_interval_us(DatumGetIntervalP(datum));
-	datum = slot_getattr(slot, Anum_scopes_lease, &isnull);
-	if (!isnull)
-		policy->lease_us = idem_interval_us(DatumGetIntervalP(datum));
-	datum = slot_getattr(slot, Anum_scopes_lease_max, &isnull);
-	if (!isnull)
-		policy->lease_max_us = idem_interval_us(DatumGetIntervalP(datum));
+	policy->ttl_us = length_us(slot, Anum_scopes_ttl);
+	policy->lease_us = length_us(slot, Anum_scopes_lease);
+	policy->lease_max_us = length_us(slot, Anum_scopes_lease_max);
 	datum = slot_getattr(slot, Anum_scopes_result_max_bytes, &isnull);
 	if (!isnull)
 		policy->result_max_bytes = DatumGetInt32(datum);
@@ -136,7 +138,7 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 	Oid			index_oid = idem_primary_key_index(scopes);
 	Relation	index = index_open(index_oid, AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	/* New each time for such a table, and allowed in parallel mode */
+	/* For a table that is no catalog it is new each time; parallel mode allows it. */
 	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
 	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
 	ScanKeyData key;
@@ -298,9 +300,10 @@ idem_policy(const text *scope)
 	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
 	CachedScope *entry;
 
+	Assert(IsTransactionState());
 	AcceptInvalidationMessages();
 	policy.generation = invalidations;
-	/* No row can have such a name, and a cached name could be mistaken for it. */
+	/* No row has so long a name.  In the cache it would be truncated, and mistaken for another one. */
 	if (VARSIZE_ANY_EXHDR(scope) > IDEM_KEY_PART_BYTES_MAX)
 		return with_settings(policy);
 	entry = find_cached(scope);
@@ -312,7 +315,7 @@ idem_policy(const text *scope)
 		cached_relid = InvalidOid;
 	load_scope(scope, &policy);
 
-	/* What was read before an invalidation may be old: use it, not keep it. */
+	/* If an invalidation came meanwhile: use the policy once, do not keep it. */
 	if (policy.generation == invalidations && OidIsValid(cached_relid))
 	{
 		text_to_cstring_buffer(scope, name, sizeof(name));

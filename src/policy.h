@@ -20,9 +20,9 @@ typedef struct IdemPolicy
 	bool		lapsed_unknown;	/* else reclaim */
 	bool		expired_reclaim;	/* else protect */
 	bool		key_time_uuidv7;	/* else any */
-	TimestampTz guarded_since;	/* nothing is known of keys up to then;
+	TimestampTz guarded_since;	/* keys up to this time are stale;
 								 * DT_NOBEGIN: no such time */
-	uint64		generation;		/* of idem_scopes, as far as we had heard */
+	uint64		generation;		/* invalidations received when it was read */
 	uint64		lock;			/* number of the lock under which it was read; 0: none */
 } IdemPolicy;
 

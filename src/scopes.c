@@ -12,18 +12,17 @@
  *
  * idem_scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
  * is new if its own time lies within the ttl, because a claim of it would still be
- * remembered.  That conclusion is wrong for keys whose claims had a shorter ttl: claims
- * from before uuidv7 was switched on, from before the ttl grew, or from a time of which
- * this table knows nothing, because the row was not there.  So each of these changes sets
- * guarded_since, and keys up to then count as stale: an unknown past is stale.  Nothing
- * else is remembered of the past.  The trigger does not fire on a subscriber, which
- * receives the publisher's guarded_since.
+ * remembered.  That conclusion is wrong for keys whose claims may have had a shorter ttl:
+ * claims from before uuidv7 was switched on, from before the ttl grew, or from a time when
+ * the scope had no row.  So each of these changes sets guarded_since, and keys up to that
+ * time count as stale.  Nothing else is remembered of the past.  The trigger does not fire
+ * on a subscriber, which receives the publisher's guarded_since.
  *
  * The change takes ExclusiveLock on the table, then reads the clock, and keeps the lock
  * until it commits.  A claim holds RowShareLock while it checks its policy, reads the
  * clock and writes its row (policy.h).  So every claim under the old policy has read the
- * clock before the change did, and every later claim goes by the new policy.  A key's own
- * time can be a minute ahead of the clock: hence the minute in guarded_since.
+ * clock before the change did, and every later claim follows the new policy.  A key's own
+ * time can be a minute ahead of the clock: guarded_since therefore adds a minute.
  */
 #include "postgres.h"
 
@@ -63,7 +62,7 @@ PG_FUNCTION_INFO_V1(idem_scopes_guard);
 
 /* ----- lengths of time ----- */
 
-/* Saturates: a caller's argument is looked at before any bound is. */
+/* Saturates instead of raising: a caller's argument is converted before it is checked. */
 int64
 idem_interval_us(const Interval *interval)
 {
@@ -86,7 +85,7 @@ idem_is_valid_length(const Interval *interval)
 
 /* ----- layout ----- */
 
-/* One row a scope, compared by bytes: a lookup finds the row of a scope, if any. */
+/* Otherwise a lookup could find several rows of a scope, or none. */
 static bool
 has_primary_key_of_scope(Relation scopes)
 {
@@ -138,7 +137,7 @@ idem_scopes_open(void)
 {
 	Relation	scopes;
 
-	/* Dropped since the catalog was read: ask again, and get the error. */
+	/* If it was dropped since the catalog was read, asking again raises the error. */
 	while ((scopes = try_table_open(idem_catalog()->scopes,
 									AccessShareLock)) == NULL)
 		CHECK_FOR_INTERRUPTS();
@@ -157,7 +156,7 @@ refuse_trigger(const char *function)
 			 errhint("Do not use it for other tables or events.")));
 }
 
-/* Returns the trigger's data if the function was called for our own table. */
+/* The data of the trigger, which must be on our own table. */
 static TriggerData *
 called_before_change(FunctionCallInfo fcinfo, const char *function)
 {
@@ -231,10 +230,7 @@ idem_scopes_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(row);
 }
 
-/*
- * Waits until no claim is being written, and keeps new claims away until the change
- * commits.
- */
+/* Waits for claims that are being written, and blocks new ones until the change commits. */
 static void
 lock_out_claims(TriggerData *trigger, HeapTuple row)
 {
@@ -248,14 +244,14 @@ lock_out_claims(TriggerData *trigger, HeapTuple row)
 	PG_TRY();
 	{
 		LockRelationOid(RelationGetRelid(trigger->tg_relation), ExclusiveLock);
-		/* A time-out that fired when the lock was granted is raised here. */
+		/* Raises a timeout that fired at the moment in which the lock was granted. */
 		CHECK_FOR_INTERRUPTS();
 	}
 	PG_CATCH();
 	{
 		ErrorData  *error;
 
-		/* The error is replaced by another one, never swallowed. */
+		/* Replaces the error by another one, so no subtransaction is needed. */
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
 		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
@@ -280,7 +276,7 @@ has_uuidv7(TriggerData *trigger, HeapTuple row)
 	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
 }
 
-/* Under uuidv7 a CHECK constraint wants a ttl; it has not looked at the new row yet. */
+/* Under uuidv7 a CHECK constraint requires a ttl; the new row is checked after this. */
 static int64
 ttl_us(TriggerData *trigger, HeapTuple row)
 {
@@ -290,7 +286,7 @@ ttl_us(TriggerData *trigger, HeapTuple row)
 	return isnull ? 0 : idem_interval_us(DatumGetIntervalP(ttl));
 }
 
-/* Is this a change after which less is known of the past than the row seems to say? */
+/* May the past have claims that were promised less than the new row promises? */
 static bool
 makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
 {
@@ -301,8 +297,8 @@ makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
 }
 
 /*
- * Before INSERT or UPDATE of a row.  Whatever the command or a restored dump wanted
- * guarded_since to be, it is what this function sets.
+ * Before INSERT or UPDATE of a row.  Overwrites guarded_since, also where the command or a
+ * restored dump sets it.
  */
 Datum
 idem_scopes_guard(PG_FUNCTION_ARGS)

@@ -1,6 +1,6 @@
 /*
  * scopes.h
- *	  The table idem_scopes: its columns, opening it, and lengths of time as it has them.
+ *	  The table idem_scopes: its columns, opening it, and its lengths of time.
  */
 #ifndef IDEM_SCOPES_H
 #define IDEM_SCOPES_H
@@ -32,8 +32,7 @@ enum
  */
 extern Relation idem_scopes_open(void);
 
-/* Days and time of an interval in microseconds; months are the caller's to
- * refuse. */
+/* Days and time of an interval in microseconds.  Ignores months: the caller refuses them. */
 extern int64 idem_interval_us(const Interval *interval);
 
 /* Positive, without months, and no longer than a ttl or a lease may be */

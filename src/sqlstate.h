@@ -1,6 +1,6 @@
 /*
  * sqlstate.h
- *	  The SQLSTATEs of the protocol: one code, one thing that a client does.
+ *	  The SQLSTATEs of the protocol: each tells the client to do one thing.
  */
 #ifndef IDEM_SQLSTATE_H
 #define IDEM_SQLSTATE_H
