@@ -41,20 +41,20 @@ void
 idem_define_settings(void)
 {
 	DefineCustomIntVariable("idem.ttl",
-							"How long a claim is remembered at least.",
-							"For scopes that have no ttl of their own in idem_scopes.",
+							"Retention: how long a claim is remembered at least.",
+							"For scopes without a ttl of their own in idem_scopes.",
 							&idem_ttl, 3600, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.lease",
 							"Length of a lease.",
-							"For scopes that have no lease of their own in idem_scopes.",
+							"For scopes without a lease of their own in idem_scopes.",
 							&idem_lease, 30000, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.lease_max",
 							"Longest lease that a caller may ask for.",
-							"For scopes that have no lease_max of their own in idem_scopes.",
+							"For scopes without a lease_max of their own in idem_scopes.",
 							&idem_lease_max, 86400, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 
@@ -66,14 +66,14 @@ idem_define_settings(void)
 
 	DefineCustomIntVariable("idem.result_max_bytes",
 							"Largest result that is stored.",
-							"For scopes that have no result_max_bytes of their own in idem_scopes.",
+							"For scopes without a result_max_bytes of their own in idem_scopes.",
 							&idem_result_max_bytes, 1024 * 1024, 1,
 							IDEM_RESULT_BYTES_LIMIT,
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.cleanup_interval",
 							"Time between two runs of the cleanup worker.",
-							"While there is a backlog it does not pause.",
+							"The worker does not pause while there is backlog.",
 							&idem_cleanup_interval, 5000, 10, INT_MAX,
 							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 

@@ -9,8 +9,8 @@
  *
  * A database is due
  *	- when the launcher has started, and after a reload;
- *	- when the earliest expiry that is known of it has passed, or a batch left expired
- *	  rows behind, and idem.cleanup_interval has passed since its worker started;
+ *	- when its earliest known expiry has passed, or a batch left expired rows behind, and
+ *	  idem.cleanup_interval has passed since its latest worker started;
  *	- LOOK_INTERVAL after its latest worker started: nobody announces rows that were
  *	  restored, replicated, prepared, or written by a superuser.
  * After failures the interval doubles with each of them.  If several databases are due, the
@@ -18,8 +18,8 @@
  *
  * What the launcher knows of a database (LauncherDatabase) is lost when the launcher is
  * restarted; it then starts one worker for each database.  It sees workers of a former
- * launcher by their pid in shared memory (stats.c), which also keeps two workers out of one
- * database should the launcher be wrong.
+ * launcher by their pid in shared memory (stats.c).  That pid also keeps a second worker out
+ * of a database if the launcher is wrong.
  */
 #include "postgres.h"
 
@@ -50,7 +50,7 @@
 #define MILLISECONDS(ms) ((int64) (ms) * 1000)	/* as a TimestampTz counts */
 #define SECONDS(s) ((int64) (s) * USECS_PER_SEC)
 
-/* Workers at the same time: leave room for those of others. */
+/* Workers at the same time: more would compete with the transactions that claim. */
 #define WORKERS_MAX 3
 
 /* Restart of a launcher that ended, seconds */
@@ -62,7 +62,7 @@
 /* Longest pause after a worker could not be started */
 #define RETRY_INTERVAL_MAX SECONDS(10)
 
-/* That no worker slot is free is logged this often at most. */
+/* "No background worker slot is free" is logged this often at most. */
 #define NO_SLOT_REPORT_INTERVAL SECONDS(60)
 
 /* Longest pause after failures */
@@ -73,7 +73,8 @@ typedef struct LauncherDatabase
 {
 	Oid			oid;			/* hash key */
 	NameData	name;
-	bool		listed;			/* exists, accepts connections, is wanted */
+	bool		listed;			/* it exists, accepts connections, and idem.databases
+								 * includes it */
 	bool		looked_at;		/* a worker was started since the launcher
 								 * started, and since the latest reload */
 	TimestampTz started_at;		/* latest worker */
@@ -122,15 +123,6 @@ idem_launcher_register(void)
 
 /* ----- its databases ----- */
 
-static void
-init_launcher_database(LauncherDatabase *db)
-{
-	memset((char *) db + sizeof(db->oid), 0,
-		   sizeof(LauncherDatabase) - sizeof(db->oid));
-	db->started_at = DT_NOBEGIN;
-	db->retry_at = DT_NOBEGIN;
-}
-
 /* Reads idem.databases, which was checked when it was set. */
 static void
 read_wanted_names(void)
@@ -166,7 +158,11 @@ list_database(Form_pg_database form)
 
 	db = hash_search(databases, &form->oid, HASH_ENTER, &found);
 	if (!found)
-		init_launcher_database(db);
+		*db = (LauncherDatabase) {
+			.oid = form->oid,
+			.started_at = DT_NOBEGIN,
+			.retry_at = DT_NOBEGIN
+		};
 	db->name = form->datname;
 	db->listed = true;
 }

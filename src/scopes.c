@@ -330,8 +330,11 @@ idem_scopes_guard(PG_FUNCTION_ARGS)
 			isnull = false;
 		}
 		else
+		{
+			Assert(was != NULL);
 			guarded_since = column(trigger, was, Anum_scopes_guarded_since,
 								   &isnull);
+		}
 	}
 	return PointerGetDatum(heap_modify_tuple_by_cols(becomes,
 													 RelationGetDescr(trigger->tg_relation),

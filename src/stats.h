@@ -98,7 +98,11 @@ extern bool idem_stats_attach_worker(void);
 extern void idem_stats_publish_cleanup(const IdemCleanupReport *report,
 									   const IdemCleanupMarks *marks);
 
-/* The database does not have the extension: it has nothing to clean. */
+/*
+ * The database does not have the extension: it has nothing to clean.  Call
+ * idem_stats_begin_batch() before you look for the extension: otherwise this forgets a claim
+ * of an extension that is created meanwhile.
+ */
 extern void idem_stats_publish_absent(void);
 
 /* Returns whether the message differs from the latest one. */

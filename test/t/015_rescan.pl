@@ -10,6 +10,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $seed = $ENV{IDEM_SEED} // int(rand(2**31));
+note("seed $seed");
 my $program = PostgreSQL::Test::Utils::tempdir() . '/rescan';
 my ($compiler, $headers) =
   map { my $answer = `pg_config $_`; chomp $answer; $answer } '--cc', '--includedir-server';
