@@ -181,10 +181,11 @@ with_settings(IdemPolicy policy)
 }
 
 /*
- * The lock belongs to the transaction, since the wait for it can happen in a subtransaction
- * that is rolled back.  It is taken in the name of the caller first: an error of what
- * taking a lock does besides (it processes invalidations), or a lock that is granted just
- * as the wait is given up, is cleaned up with the caller's subtransaction.
+ * The lock must belong to the transaction, because the caller may wait for it in a
+ * subtransaction that is then rolled back.  It is taken twice: first for the caller's
+ * subtransaction, which releases it if taking it raises an error (it processes
+ * invalidations), or if it is granted at the moment in which the wait times out.  Only then
+ * is it taken for the transaction, which cannot fail.
  */
 static bool
 lock_scopes(bool wait, SubTransactionId subtransaction)
@@ -200,7 +201,7 @@ lock_scopes(bool wait, SubTransactionId subtransaction)
 	else if (!ConditionalLockRelationOid(scopes, RowShareLock))
 		return false;
 
-	/* A lock that this backend has is only counted. */
+	/* This backend has the lock: taking it again only counts it. */
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	LockRelationOid(scopes, RowShareLock);
 	CurrentResourceOwner = owner;
@@ -231,9 +232,10 @@ idem_policy_wait_lock(SubTransactionId subtransaction)
 }
 
 /*
- * Taking the lock receives what was changed before.  A policy that was read under the lock
- * is current for as long as the lock is held, whatever invalidations come: otherwise a
- * claim would never end where each lock brings one (debug_discard_caches).
+ * Taking the lock processes the invalidations of all changes that were committed before.  A
+ * policy that was read under the lock stays current while the lock is held, whatever
+ * invalidations come: otherwise a claim would never end where taking any lock invalidates
+ * everything (debug_discard_caches).
  */
 IdemPromise
 idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
@@ -243,6 +245,7 @@ idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
 		return IDEM_PROMISE_REFUSED;
 	if (policy->generation != invalidations && policy->lock != locks_taken)
 		return IDEM_PROMISE_OUTDATED;
+	Assert(OidIsValid(locked_scopes));
 	*remembered_until = idem_remembered_until(policy, key_time);
 	return IDEM_PROMISE_MADE;
 }
@@ -327,9 +330,10 @@ idem_policy(const text *scope)
 }
 
 /*
- * A claim of a key with time t, made at c, is remembered until max(c, t) + ttl at
- * least.  So if t + ttl lies ahead, a missing row proves that the key is new; but for
- * keys up to guarded_since, of which nothing is known (scopes.c).
+ * A claim that is made at time c, of a key with time t, is remembered at least until
+ * max(c, t) + ttl.  So if t + ttl is in the future, a missing row proves that the key is new.
+ * The exception is a key with a time up to guarded_since: it may have had a shorter ttl
+ * (scopes.c).
  */
 bool
 idem_may_be_forgotten(const IdemPolicy *policy, TimestampTz key_time)

@@ -35,16 +35,16 @@ typedef enum IdemPromise
 } IdemPromise;
 
 /*
- * Promises to remember a key, under the lock that orders claims with changes of a promise
- * (scopes.c), and says until when.  A claim keeps the lock until its row is written, and
- * never holds it while it waits for a holder.  It is held until idem_policy_unlock(), or
+ * Promises to remember a key, and sets until when.  Takes the lock that orders claims with
+ * changes of a policy's promise (scopes.c), without waiting.  Keep the lock until the row is
+ * written, and never while you wait for a holder.  It is held until idem_policy_unlock(), or
  * until the subtransaction aborts.
  */
 extern IdemPromise idem_policy_promise(const IdemPolicy *policy,
 									   TimestampTz key_time,
 									   TimestampTz *remembered_until);
 
-/* Waits for that lock, and takes it for the given subtransaction. */
+/* Waits for that lock.  It is held as if the given subtransaction had taken it. */
 extern void idem_policy_wait_lock(SubTransactionId subtransaction);
 extern void idem_policy_unlock(void);
 
@@ -60,7 +60,7 @@ extern IdemPolicy idem_policy(const text *scope);
  */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN
 
-/* Whether a claim of a key of that time may have been made and forgotten */
+/* Whether a key of that time, which has no row, may have been claimed and forgotten */
 extern bool idem_may_be_forgotten(const IdemPolicy *policy,
 								  TimestampTz key_time);
 

@@ -32,7 +32,6 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
@@ -40,7 +39,6 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "catalog.h"
 #include "cleanup.h"
 #include "compat.h"
 #include "guc.h"
