@@ -165,7 +165,7 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 
 		CHECK_FOR_INTERRUPTS();
 
-		if (row.gone && !is_at_dead_bounds(bounds, batch, row.expires_at))
+		if (row.dead && !is_at_dead_bounds(bounds, batch, row.expires_at))
 		{
 			batch->dead_entries++;
 			note_entry(bounds, batch, row.expires_at);
@@ -177,7 +177,7 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 			note_row_that_stays(batch, row.expires_at);
 			break;
 		}
-		if (row.gone)
+		if (row.dead)
 		{
 			end_at(batch, row.expires_at);
 			batch->report.end = row.expires_at;

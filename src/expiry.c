@@ -96,8 +96,8 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
 	/* Of the rows of an entry, an MVCC snapshot sees one at most. */
-	row->gone = !index_fetch_heap(scan->scan, slot);
-	if (row->gone)
+	row->dead = !index_fetch_heap(scan->scan, slot);
+	if (row->dead)
 	{
 		row->expires_at = entry_expires_at(scan->scan);
 		return true;

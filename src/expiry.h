@@ -22,7 +22,7 @@ typedef struct IdemExpiryScan IdemExpiryScan;
 typedef struct IdemExpiring
 {
 	TimestampTz expires_at;
-	bool		gone;			/* a dead entry: the rest is not set */
+	bool		dead;			/* a dead entry: the rest is not set */
 	IdemState	state;
 	TimestampTz lease_until;	/* in progress only */
 	const text *scope;			/* in progress only; valid until the next row */
