@@ -31,9 +31,9 @@
 /* How often the caller is asked whether to go on */
 #define STOP_INTERVAL_US		INT64CONST(250000)
 
-/* The clock is read once in so many rows, a few of which can be slow reads; */
+/* The clock is read for each 16th row, since rows can be slow to read, */
 #define ROWS_PER_CLOCK_CHECK	16
-/* and once in so many dead entries. */
+/* and for each 1024th dead entry. */
 #define DEAD_PER_CLOCK_CHECK	1024
 
 /* When a batch has to end */

@@ -52,8 +52,8 @@ extern void idem_stats_count_claim(TimestampTz expires_at);
 /* What is published of a batch, after its commit: what was rolled back removed nothing */
 typedef struct IdemCleanupReport
 {
-	TimestampTz start;			/* the batch looked at what expires from start on, */
-	TimestampTz end;			/* and before end; DT_NOEND: up to now */
+	TimestampTz start;			/* the batch looked at rows that expire from start on */
+	TimestampTz end;			/* and before end; DT_NOEND: at all that have expired */
 	TimestampTz oldest_expires_at;	/* earliest expiry it saw of a row that stays;
 									 * DT_NOEND: it saw none */
 	int64		rows_deleted;
@@ -158,10 +158,10 @@ typedef struct IdemCleanupStats
  */
 extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
 
-/* Zeroes this database's counters.  As above. */
+/* Zeroes this database's counters.  Raises 55000 without preload. */
 extern void idem_stats_reset(void);
 
-/* A copy of any database's.  False, and IDEM_NO_MARKS and zeroes: it has none. */
+/* A copy of any database's.  False: it has none; the copy says that nothing happened. */
 extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);
 
 /* For the launcher: the OIDs of the databases that have statistics, palloc'd */

@@ -165,7 +165,7 @@ may_run_batch(void)
 
 /* ----- batches ----- */
 
-/* False: it may not run. */
+/* A batch in its own transaction.  False: it may not run. */
 static bool
 execute_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 {
@@ -185,7 +185,7 @@ execute_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 	return may_run;
 }
 
-/* The next batch of the run.  False: there is nothing more to do, or it may not run. */
+/* Runs the next batch, and publishes it.  False: there is none, or it may not run. */
 static bool
 run_batch(IdemCleanupRun *run)
 {
