@@ -144,19 +144,6 @@ compare_items(const IdemClaimItem *a, const IdemClaimItem *b)
 #define ST_DEFINE
 #include "lib/sort_template.h"
 
-/* In the order of the arrays, within work_mem */
-static Tuplesortstate *
-begin_results(TupleDesc desc)
-{
-	AttrNumber	ordinal = 1;
-	Oid			ascending = Int4LessOperator;
-	Oid			no_collation = InvalidOid;
-	bool		nulls_first = false;
-
-	return tuplesort_begin_heap(desc, 1, &ordinal, &ascending, &no_collation,
-								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
-}
-
 static void
 put_row(TupleTableSlot *slot, int ordinal, IdemOutcome outcome,
 		const Jsonb *result)
@@ -174,13 +161,20 @@ put_row(TupleTableSlot *slot, int ordinal, IdemOutcome outcome,
 static void
 begin_answers(BatchAnswers *answers, int n, int ninvalid, TupleDesc desc)
 {
+	AttrNumber	ordinal = 1;
+	Oid			ascending = Int4LessOperator;
+	Oid			no_collation = InvalidOid;
+	bool		nulls_first = false;
+
 	answers->outcome = palloc(Max(n, 1) * sizeof(IdemOutcome));
 	for (int i = 0; i < n; i++)
 		answers->outcome[i] = IDEM_INVALID;
 	for (int i = 0; i < ninvalid; i++)
 		idem_stats_count_outcome(IDEM_INVALID);
 	answers->has_result = palloc0(Max(n, 1) * sizeof(bool));
-	answers->results = begin_results(desc);
+	answers->results = tuplesort_begin_heap(desc, 1, &ordinal, &ascending,
+											&no_collation, &nulls_first,
+											work_mem, NULL, TUPLESORT_NONE);
 	answers->slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 }
 

@@ -70,7 +70,6 @@
 /* What comes next */
 typedef enum Step
 {
-	STEP_LOOK,					/* look at the key */
 	STEP_WRITE,					/* write its row */
 	STEP_ANSWER,
 	STEP_AGAIN,					/* another claim was first, or the policy has changed */
@@ -88,6 +87,11 @@ typedef struct Look
 	IdemProbe	probe;
 	IdemFound	found;
 } Look;
+
+static const IdemClaimAnswer no_answer = {
+	.expires_at = IDEM_NO_TIME,
+	.lease_until = IDEM_NO_TIME
+};
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
@@ -114,13 +118,13 @@ is_stale(const IdemClaimCall *call)
 		idem_may_be_forgotten(&call->policy, call->key_time);
 }
 
-/* Decisions 4 to 8.  IDEM_CLAIMED: the row can be claimed in place. */
+/* Decisions 4 to 8.  IDEM_CLAIMED: the row can be claimed in place.  IDEM_IN_PROGRESS: it is
+ * ours, or under a live lease. */
 static IdemOutcome
-decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
+decide(const IdemClaimCall *call, const IdemFound *found)
 {
 	const IdemRow *row = &found->row;
 
-	*lease_is_live = false;
 	if (fingerprints_differ(call->fingerprint, row->fingerprint))
 		return IDEM_MISMATCH;
 
@@ -131,10 +135,7 @@ decide(const IdemClaimCall *call, const IdemFound *found, bool *lease_is_live)
 		case IDEM_STATE_FAILED:
 			return call->policy.failed_retryable ? IDEM_CLAIMED : IDEM_FAILED;
 		case IDEM_STATE_IN_PROGRESS:
-			if (found->ours)
-				return IDEM_IN_PROGRESS;
-			*lease_is_live = row->lease_until > GetCurrentTimestamp();
-			if (*lease_is_live)
+			if (found->ours || row->lease_until > GetCurrentTimestamp())
 				return IDEM_IN_PROGRESS;
 			return call->policy.lapsed_unknown ? IDEM_UNKNOWN : IDEM_CLAIMED;
 	}
@@ -216,31 +217,25 @@ answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
 }
 
 /*
- * Takes back a row that was just inserted, if its key has become stale.  The row of an
+ * Answers after an insert, and takes the row back if its key has become stale.  The row of an
  * earlier execution can have expired and been removed after we looked at the key (or guessed
  * that it is new), and before the insert.  If the key is not stale after the insert, that has
  * not happened: such a row would still be there, and the insert would have met it.
  */
-static bool
-withdraw_if_stale(const IdemClaimCall *call)
-{
-	IdemFound	mine;
-
-	if (!is_stale(call))
-		return false;
-	if (!idem_store_find_ours(&call->key, &mine) || !idem_store_delete(&mine))
-		elog(ERROR, "the row of a claim that was just inserted is missing");
-	return true;
-}
-
 static void
 answer_inserted(const IdemClaimCall *call, const IdemRow *row,
 				IdemClaimAnswer *answer)
 {
-	if (withdraw_if_stale(call))
-		answer->outcome = IDEM_STALE;
-	else
+	IdemFound	mine;
+
+	if (!is_stale(call))
+	{
 		answer_claimed(answer, row, NULL);
+		return;
+	}
+	if (!idem_store_find_ours(&call->key, &mine) || !idem_store_delete(&mine))
+		elog(ERROR, "the row of a claim that was just inserted is missing");
+	answer->outcome = IDEM_STALE;
 }
 
 static Step
@@ -281,24 +276,12 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 	return STEP_ANSWER;
 }
 
-/*
- * Claims the key if it is new, as was guessed.  If anything stops that, look at the key: it
- * may be a replay, which does not wait for a change of a promise, say.
- */
-static Step
-claim_by_guess(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
-{
-	look->guessed = true;
-	return claim_absent(call, answer) == STEP_ANSWER ? STEP_ANSWER : STEP_AGAIN;
-}
-
 /* One look at the key, unless it is taken already, and one write, without waiting */
 static Step
 attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
 	IdemFound  *found = &look->found;
 	IdemOutcome outcome;
-	bool		lease_is_live;
 	/* A lease must look before it draws a token. */
 	bool		may_guess = !look->guessed && call->lease_us == 0 &&
 		!is_stale(call);
@@ -309,7 +292,13 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	/* The next attempt needs a new one. */
 	look->taken = false;
 	if (look->probe == IDEM_PROBE_GUESSED_ABSENT)
-		return claim_by_guess(call, look, answer);
+	{
+		/* If anything stops this claim, look at the key: a replay, say, does not wait for a
+		 * change of a promise. */
+		look->guessed = true;
+		return claim_absent(call, answer) == STEP_ANSWER ?
+			STEP_ANSWER : STEP_AGAIN;
+	}
 	if (look->probe == IDEM_PROBE_ABSENT)
 		return claim_absent(call, answer);
 	if (look->probe != IDEM_PROBE_PRESENT)
@@ -323,14 +312,15 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		return STEP_ANSWER;
 	}
 
-	outcome = decide(call, found, &lease_is_live);
+	outcome = decide(call, found);
 	if (outcome == IDEM_CLAIMED)
 		return claim_in_place(call, found, &found->row, answer);
 	answer->outcome = outcome;
 	/* In a mismatch, the row belongs to another request. */
 	if (outcome != IDEM_MISMATCH)
 		answer_with(answer, outcome, &found->row);
-	return lease_is_live ? STEP_WAIT_FOR_LEASE : STEP_ANSWER;
+	return outcome == IDEM_IN_PROGRESS && !found->ours ?
+		STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
 
 /* False: the scope needs the time in its keys, and this key has none (IDEM_NO_KEY_TIME), or
@@ -344,9 +334,10 @@ read_key_time(IdemClaimCall *call)
 		 call->key_time <= GetCurrentTimestamp() + IDEM_KEY_TIME_SKEW_US);
 }
 
-/* Reads the policy, if the call has none, and checks the arguments by it. */
-static Step
-take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
+/* Reads the policy, if the call has none, and checks the arguments by it.  False: the key's
+ * time is not as the policy wants it. */
+static bool
+take_policy(IdemClaimCall *call)
 {
 	if (!call->has_policy)
 	{
@@ -354,16 +345,13 @@ take_policy(IdemClaimCall *call, IdemClaimAnswer *answer)
 		call->has_policy = true;
 	}
 	if (!read_key_time(call))
-	{
-		answer->outcome = IDEM_INVALID;
-		return STEP_ANSWER;
-	}
+		return false;
 	if (call->lease_us > 0)
 	{
 		idem_check_lease(&call->key, &call->policy, call->lease_us);
 		idem_check_size(&call->key, &call->policy, call->progress, "progress");
 	}
-	return STEP_LOOK;
+	return true;
 }
 
 /* False: the deadline passed. */
@@ -427,13 +415,6 @@ idem_claim_end(IdemClaimCall *call)
 	call->has_policy = false;
 }
 
-static void
-clear_answer(IdemClaimAnswer *answer)
-{
-	memset(answer, 0, sizeof(*answer));
-	answer->expires_at = answer->lease_until = IDEM_NO_TIME;
-}
-
 /* A waiter looks many times, and must not keep each answer in memory. */
 static void
 discard_answer(IdemClaimAnswer *answer)
@@ -442,7 +423,7 @@ discard_answer(IdemClaimAnswer *answer)
 		pfree(answer->result);
 	if (answer->progress != NULL)
 		pfree(answer->progress);
-	clear_answer(answer);
+	*answer = no_answer;
 }
 
 /* IDEM_INVALID: the key's time is not as the policy wants it; that is not counted yet. */
@@ -453,20 +434,20 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	int64		wait_began_us = 0;
 	IdemDeadline delete_deadline;
 
-	clear_answer(answer);
+	*answer = no_answer;
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		discard_answer(answer);
-		step = take_policy(call, answer);
-		if (step == STEP_LOOK)
-		{
-			if (call->lease_us > 0)
-				idem_store_lock_key(&call->key);
-			step = attempt(call, look, answer);
-			if (call->lease_us > 0)
-				idem_store_unlock_key(&call->key);
-		}
+		step = STEP_ANSWER;
+		answer->outcome = IDEM_INVALID;
+		if (!take_policy(call))
+			break;
+		if (call->lease_us > 0)
+			idem_store_lock_key(&call->key);
+		step = attempt(call, look, answer);
+		if (call->lease_us > 0)
+			idem_store_unlock_key(&call->key);
 		if (step == STEP_ANSWER)
 			break;
 		if (step == STEP_AGAIN)
@@ -513,19 +494,18 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 			 Look *look)
 {
 	Look		further;
-	Look	   *latest = look;
 	bool		rest_is_absent = false;
 	int			n;
 
 	look->taken = false;
-	for (n = 0; n < nitems; n++, latest = &further)
+	for (n = 0; n < nitems; n++)
 	{
-		IdemClaimAnswer unused;
+		Look	   *latest = n == 0 ? look : &further;
 
 		CHECK_FOR_INTERRUPTS();
 		set_item(call, &items[n]);
 		if ((n > 0 && idem_key_equal(&items[n - 1].key, &call->key)) ||
-			take_policy(call, &unused) != STEP_LOOK)
+			!take_policy(call))
 			break;
 		if (n == ABSENT_IN_A_ROW)
 			rest_is_absent =
@@ -567,7 +547,7 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	{
 		set_item(call, &items[i]);
 		(void) read_key_time(call);
-		clear_answer(&answers[i]);
+		answers[i] = no_answer;
 		answer_inserted(call, &rows[i].row, &answers[i]);
 		note_answer(call, &answers[i], false);
 	}

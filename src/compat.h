@@ -52,17 +52,6 @@ idem_primary_key_index(Relation rel)
 #endif
 }
 
-/* 18: ConditionalXactLockTableWait() can log the failure */
-static inline bool
-idem_conditional_xact_lock_wait(TransactionId xid)
-{
-#if PG_VERSION_NUM >= 180000
-	return ConditionalXactLockTableWait(xid, false);
-#else
-	return ConditionalXactLockTableWait(xid);
-#endif
-}
-
 /* 16: an update says which indexes need the new version, not only whether */
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes IdemUpdateIndexes;

@@ -78,19 +78,11 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	return scan;
 }
 
-static TimestampTz
-entry_expires_at(IndexScanDesc scan)
-{
-	bool		isnull;
-
-	return DatumGetTimestampTz(index_getattr(scan->xs_itup, 1,
-											 scan->xs_itupdesc, &isnull));
-}
-
 bool
 idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 {
 	TupleTableSlot *slot = scan->store->slot;
+	bool		isnull;
 
 	Assert(scan->store->in_use);
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
@@ -99,7 +91,9 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 	row->dead = !index_fetch_heap(scan->scan, slot);
 	if (row->dead)
 	{
-		row->expires_at = entry_expires_at(scan->scan);
+		row->expires_at =
+			DatumGetTimestampTz(index_getattr(scan->scan->xs_itup, 1,
+											  scan->scan->xs_itupdesc, &isnull));
 		return true;
 	}
 	slot_getsomeattrs(slot, Anum_claims_state);

@@ -815,16 +815,27 @@ idem_store_lock_row(const IdemRowRef *ref)
 	return locked;
 }
 
-/* One of several lockers that still runs */
+static bool
+runs_elsewhere(TransactionId xid)
+{
+	return !TransactionIdIsCurrentTransactionId(xid) &&
+		TransactionIdIsInProgress(xid);
+}
+
+/* One of the transactions that a row's xmax names */
 static TransactionId
-running_member(MultiXactId multi)
+running_locker(TransactionId xmax, uint16 infomask)
 {
 	MultiXactMember *members;
-	int			nmembers = GetMultiXactIdMembers(multi, &members, false, false);
+	int			nmembers;
 
+	if ((infomask & HEAP_XMAX_INVALID) != 0)
+		return InvalidTransactionId;
+	if ((infomask & HEAP_XMAX_IS_MULTI) == 0)
+		return runs_elsewhere(xmax) ? xmax : InvalidTransactionId;
+	nmembers = GetMultiXactIdMembers(xmax, &members, false, false);
 	for (int i = 0; i < nmembers; i++)
-		if (!TransactionIdIsCurrentTransactionId(members[i].xid) &&
-			TransactionIdIsInProgress(members[i].xid))
+		if (runs_elsewhere(members[i].xid))
 			return members[i].xid;
 	return InvalidTransactionId;
 }
@@ -842,23 +853,15 @@ idem_store_row_locker(const IdemRowRef *ref)
 		bool		should_free;
 		HeapTupleHeader header =
 			ExecFetchSlotHeapTuple(store->slot, false, &should_free)->t_data;
+		Buffer		buffer = ((BufferHeapTupleTableSlot *) store->slot)->buffer;
 		TransactionId xmax;
 		uint16		infomask;
 
-		LockBuffer(((BufferHeapTupleTableSlot *) store->slot)->buffer,
-				   BUFFER_LOCK_SHARE);
+		LockBuffer(buffer, BUFFER_LOCK_SHARE);
 		xmax = HeapTupleHeaderGetRawXmax(header);
 		infomask = header->t_infomask;
-		LockBuffer(((BufferHeapTupleTableSlot *) store->slot)->buffer,
-				   BUFFER_LOCK_UNLOCK);
-
-		if ((infomask & HEAP_XMAX_INVALID) != 0)
-			locker = InvalidTransactionId;
-		else if ((infomask & HEAP_XMAX_IS_MULTI) != 0)
-			locker = running_member(xmax);
-		else if (!TransactionIdIsCurrentTransactionId(xmax) &&
-				 TransactionIdIsInProgress(xmax))
-			locker = xmax;
+		LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+		locker = running_locker(xmax, infomask);
 	}
 	ExecClearTuple(store->slot);
 	idem_store_done(store);

@@ -140,7 +140,7 @@ extern bool idem_store_is_empty_between(const IdemKey *first,
 /*
  * The claim as the snapshot sees it; false: none.  It only reads, also on a standby, and
  * keeps no lock of the table.  So the values that are wanted come complete, not as pointers;
- * do not use the others.
+ * do not use the others, which were not read.
  */
 extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 							 IdemRow *row);
