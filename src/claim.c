@@ -367,8 +367,12 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	if (step == STEP_WAIT_FOR_LEASE)
 	{
 		idem_store_step_back();
-		return idem_wait_for_lease(&call->key, found->row.lease_until,
-								   &call->deadline);
+		if (!idem_wait_for_lease(&call->key, found->row.lease_until,
+								 &call->deadline))
+			return false;
+		/* Before the policy is read: the DDL that this waits for can come with a change. */
+		idem_store_reopen();
+		return true;
 	}
 
 	idem_wait_end();

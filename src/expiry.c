@@ -63,8 +63,7 @@ idem_store_expiry_scan_begin(TimestampTz from)
 	int			nkeys = (from == DT_NOBEGIN) ? 0 : 1;
 
 	idem_store_open("idem_cleanup()");
-	scan->store = idem_store_use();
-	idem_store_begin_write(scan->store, CMD_DELETE);
+	scan->store = idem_store_use_to_write(CMD_DELETE);
 	scan->index = open_expiry_index(scan->store->claims);
 	/* The active snapshot would still show rows that this statement has deleted. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());

@@ -544,16 +544,17 @@ fill_new_row(IdemStore *store, int n, const IdemKey *key, IdemRow *row)
 bool
 idem_store_insert(const IdemKey *key, IdemRow *row)
 {
-	IdemStore  *store = idem_store_use();
+	IdemStore  *store;
 	TupleTableSlot *slot;
-	TransactionId xid = GetCurrentTransactionId();
+	TransactionId xid;
 	uint64		new_before = new_in_a_row;
 	bool		conflict = false;
 	uint32		token;
 
 	/* After an error the next call probes first: a replay then writes nothing. */
 	new_in_a_row = 0;
-	idem_store_begin_write(store, CMD_INSERT);
+	store = idem_store_use_to_write(CMD_INSERT);
+	xid = GetCurrentTransactionId();
 	make_new_rows(store, 1);
 	slot = store->new_rows[0];
 	fill_new_row(store, 0, key, row);
@@ -597,11 +598,10 @@ idem_store_insert_many(IdemNewRow *rows, int nrows)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	IdemStore  *store = idem_store_use();
+	IdemStore  *store = idem_store_use_to_write(CMD_INSERT);
 	bool		inserted;
 
 	Assert(nrows > 0 && nrows <= IDEM_INSERT_MANY_MAX);
-	idem_store_begin_write(store, CMD_INSERT);
 	make_new_rows(store, nrows);
 
 	BeginInternalSubTransaction(NULL);
@@ -705,7 +705,7 @@ idem_store_delete_row(IdemStore *store, const ItemPointerData *tid)
 bool
 idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 {
-	IdemStore  *store = idem_store_use();
+	IdemStore  *store = idem_store_use_to_write(CMD_UPDATE);
 	ItemPointerData tid = found->ref.tid;
 	TM_FailureData failure;
 	LockTupleMode lockmode;
@@ -714,7 +714,6 @@ idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 	bool		updated;
 
 	Assert(ItemPointerIsValid(&tid));
-	idem_store_begin_write(store, CMD_UPDATE);
 	if (!found->ours)
 		result = lock_row(store, &tid, LockTupleExclusive);
 	if (result == TM_Ok)
@@ -739,10 +738,9 @@ idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 bool
 idem_store_delete(const IdemFound *found)
 {
-	IdemStore  *store = idem_store_use();
+	IdemStore  *store = idem_store_use_to_write(CMD_DELETE);
 	bool		deleted;
 
-	idem_store_begin_write(store, CMD_DELETE);
 	deleted = idem_store_delete_row(store, &found->ref.tid);
 	idem_store_done(store);
 	if (deleted)
@@ -805,11 +803,10 @@ idem_store_draw_token(void)
 bool
 idem_store_lock_row(const IdemRowRef *ref)
 {
-	IdemStore  *store = idem_store_use();
+	IdemStore  *store = idem_store_use_to_write(CMD_SELECT);
 	ItemPointerData tid = ref->tid;
 	bool		locked;
 
-	idem_store_begin_write(store, CMD_SELECT);
 	locked = row_was_free(lock_row(store, &tid, LockTupleNoKeyExclusive));
 	idem_store_done(store);
 	return locked;

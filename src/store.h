@@ -84,8 +84,12 @@ extern void idem_store_init(void);
  */
 extern void idem_store_open(const char *command);
 
-/* Gives the lock back before the transaction ends, if it has not written any row. */
+/*
+ * Gives the lock back before the transaction ends, if it has not written any row; and takes
+ * it again, which can wait for DDL.
+ */
 extern void idem_store_step_back(void);
+extern void idem_store_reopen(void);
 
 /*
  * Tries to take RowExclusiveLock on the table until the transaction ends, without waiting,

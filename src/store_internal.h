@@ -79,11 +79,11 @@ extern IdemStore *idem_store_use(void);
 extern void idem_store_done(IdemStore *store);
 
 /*
- * To be called before the first write of a use.  command: CMD_INSERT and CMD_UPDATE open
- * the indexes, to write their entries; CMD_SELECT locks a row.  Raises what the server
- * raises for a published table without replica identity.
+ * The same for a use that writes.  command: CMD_INSERT and CMD_UPDATE open the indexes, to
+ * write their entries; CMD_SELECT locks a row.  Raises what the server raises for a published
+ * table without replica identity.
  */
-extern void idem_store_begin_write(IdemStore *store, CmdType command);
+extern IdemStore *idem_store_use_to_write(CmdType command);
 
 /* For a reader, which needs no store: opens the table and its key's index with
  * AccessShareLock.  The caller closes both. */

@@ -494,10 +494,16 @@ idem_store_done(IdemStore *store)
 }
 
 void
+idem_store_reopen(void)
+{
+	idem_store_done(idem_store_use());
+}
+
+void
 idem_store_open(const char *command)
 {
 	check_writable(command);
-	idem_store_done(idem_store_use());
+	idem_store_reopen();
 }
 
 bool
@@ -563,15 +569,17 @@ open_indexes(IdemStore *store)
 	MemoryContextSwitchTo(caller);
 }
 
-void
-idem_store_begin_write(IdemStore *store, CmdType command)
+IdemStore *
+idem_store_use_to_write(CmdType command)
 {
-	Assert(store == the_store && store->in_use);
+	IdemStore  *store = idem_store_use();
+
 	CheckCmdReplicaIdentity(store->claims, command);
 	has_written = true;
 	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
 		store->target == NULL)
 		open_indexes(store);
+	return store;
 }
 
 /* It only marks: an invalidation callback must not fail, nor read catalogs. */
