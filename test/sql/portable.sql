@@ -85,6 +85,13 @@ SET idem.wait = '0.4 ms';
 SELECT idem__deadline(NULL);
 RESET idem.wait;
 
+-- The planner inlines the predicate of a key, and finds the primary key.
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+EXPLAIN (COSTS OFF) SELECT FROM idem_claims AS c WHERE idem__has_key(c.user_id, c.request_id, c.scope, ROW ('u', 'r', '')::idem__key);
+RESET enable_seqscan;
+RESET enable_bitmapscan;
+
 -- ----- the ledger -----
 
 DELETE FROM idem_claims;
