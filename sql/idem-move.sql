@@ -238,8 +238,7 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_forget', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
-				'idem_stat_metrics'])),
+				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
 				'fingerprint', 'result', 'progress']),
