@@ -21,18 +21,13 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/tuplesort.h"
 
 #include "catalog.h"
 #include "claim.h"
-#include "key.h"
-#include "policy.h"
 #include "sqlstate.h"
 #include "stats.h"
-#include "store.h"
-#include "wait.h"
 
 /* A slice ends after this many keys, but not in the middle of a group that is claimed
  * together: it can have nearly twice as many. */

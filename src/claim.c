@@ -30,23 +30,17 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/xact.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "catalog.h"
 #include "claim.h"
 #include "held.h"
 #include "holder.h"
-#include "key.h"
 #include "outcome.h"
-#include "policy.h"
 #include "sqlstate.h"
 #include "stats.h"
-#include "store.h"
-#include "wait.h"
 
 /*
  * Nobody executes the request of a key whose row is being deleted.  So even a claim that
@@ -507,6 +501,8 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 		Look	   *latest = n == 0 ? look : &further;
 
 		CHECK_FOR_INTERRUPTS();
+		Assert(n == 0 || idem_store_compare_keys(&items[n - 1].key,
+												 &items[n].key) <= 0);
 		set_item(call, &items[n]);
 		if ((n > 0 && idem_key_equal(&items[n - 1].key, &call->key)) ||
 			!take_policy(call))
@@ -567,6 +563,7 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 	Look		look = {.taken = false};
 	int			nabsent = 0;
 
+	Assert(nitems > 0 && call->lease_us == 0);
 	/* After a refusal no key can be claimed: look at one at a time. */
 	if (!call->is_refused)
 		nabsent = count_absent(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),

@@ -20,7 +20,6 @@
 #include "access/xact.h"
 #include "lib/ilist.h"
 #include "lib/stringinfo.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "held.h"
@@ -371,6 +370,7 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 {
 	AnswerLevel *level;
 
+	Assert(outcome != IDEM_CLAIMED && outcome != IDEM_INVALID);
 	start_transaction();
 	level = current_level();
 	level->held = ours ? find_held(key) : NULL;

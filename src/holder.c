@@ -2,7 +2,7 @@
  * holder.c
  *	  The row of a holder, found and checked: what claim.c, settle.c and lease.c share.
  *
- * The row says who holds a key, never memory or the clock:
+ * Only the row tells who holds a key; memory and the clock do not:
  *
  * - a transactional claim is held by the transaction that wrote its row;
  * - a lease is held by the caller that knows the token in its row.  The holder of a lease
@@ -13,7 +13,6 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "holder.h"

@@ -55,7 +55,7 @@ find_lease(IdemHolder *holder)
 /*
  * idem_extend(user_id, request_id, token, lease, progress, scope) -> timestamptz
  *
- * The lease then ends that long from now; returns when.
+ * From now on the lease lasts that long.  Returns when it ends.
  */
 Datum
 idem_extend(PG_FUNCTION_ARGS)

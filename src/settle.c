@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "utils/jsonb.h"
-#include "utils/timestamp.h"
 
 #include "guc.h"
 #include "held.h"
@@ -207,7 +206,7 @@ idem_heal(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(healed);
 }
 
-/* idem_forget(user_id, request_id, scope) -> boolean: false, there was none */
+/* idem_forget(user_id, request_id, scope) -> boolean; false: there was no row */
 Datum
 idem_forget(PG_FUNCTION_ARGS)
 {

@@ -50,7 +50,6 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/procarray.h"
-#include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
@@ -807,6 +806,7 @@ idem_store_lock_row(const IdemRowRef *ref)
 	ItemPointerData tid = ref->tid;
 	bool		locked;
 
+	Assert(ItemPointerIsValid(&tid));
 	locked = row_was_free(lock_row(store, &tid, LockTupleNoKeyExclusive));
 	idem_store_done(store);
 	return locked;
@@ -844,6 +844,7 @@ idem_store_row_locker(const IdemRowRef *ref)
 	ItemPointerData tid = ref->tid;
 	TransactionId locker = InvalidTransactionId;
 
+	Assert(ItemPointerIsValid(&tid));
 	if (table_tuple_fetch_row_version(store->claims, &tid, SnapshotAny,
 									  store->slot))
 	{

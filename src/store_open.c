@@ -55,7 +55,6 @@
 #include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/makefuncs.h"
 #include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
@@ -600,6 +599,7 @@ end_transaction(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
+			Assert(the_store == NULL || !the_store->in_use);
 			if (the_store != NULL)
 				release_store();
 			break;

@@ -49,8 +49,9 @@ extern bool idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 									  const IdemDeadline *deadline);
 
 /*
- * Waits for a lock that take() takes for the given subtransaction and keeps: it is called in
- * a subtransaction of its own, which is rolled back.  holder names who has the lock.
+ * Waits for the lock that take() takes, for the given subtransaction.  take() runs in an
+ * internal subtransaction that is rolled back: it must give the lock to another resource
+ * owner.  holder: what has the lock, for the error's context.
  */
 typedef void (*IdemTakeLock) (SubTransactionId subtransaction);
 
