@@ -287,8 +287,8 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	look->taken = false;
 	if (look->probe == IDEM_PROBE_GUESSED_ABSENT)
 	{
-		/* If anything stops this claim, look at the key: a replay, say, does not wait for a
-		 * change of a promise. */
+		/* If anything stops this claim, the next attempt looks at the key: a replay, say,
+		 * does not wait for a change of a promise. */
 		look->guessed = true;
 		return claim_absent(call, answer) == STEP_ANSWER ?
 			STEP_ANSWER : STEP_AGAIN;
@@ -364,7 +364,8 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 		if (!idem_wait_for_lease(&call->key, found->row.lease_until,
 								 &call->deadline))
 			return false;
-		/* Before the policy is read: the DDL that this waits for can come with a change. */
+		/* This can wait for DDL, whose transaction can also have changed the policy: so it
+		 * comes before the policy is read again. */
 		idem_store_reopen();
 		return true;
 	}
