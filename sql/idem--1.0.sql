@@ -54,7 +54,7 @@ BEGIN
 	IF other IS NOT NULL THEN
 		RAISE WARNING 'others may create objects in schema %: %', '@extschema@'::pg_catalog.regnamespace::pg_catalog.text, other
 			USING DETAIL = 'A function that they create there, idem_claim(varchar, varchar) or idem_grant(text, text) say, can be called instead of the one of idem.',
-			HINT = 'Revoke CREATE on the schema from them, or install idem into a schema of its own.';
+			HINT = 'Revoke CREATE on the schema from them; or drop the extension and install it into a schema of its own.';
 	END IF;
 END
 $block$;

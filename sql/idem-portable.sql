@@ -1722,7 +1722,7 @@ DECLARE
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
-			'Stop, and roll back: somebody else holds the request, or it was settled or dropped.', key);
+			'Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token, the scope or an id is wrong: see DETAIL.', key);
 	END IF;
 	RETURN locked;
 END
@@ -1902,7 +1902,7 @@ BEGIN
 			RETURN false;
 	END;
 	IF state IS NULL THEN
-		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not claimed', 'There is nothing to heal: claim it.', key);
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not claimed', 'Nothing is stored about this request: check the scope and the ids in DETAIL.', key);
 	ELSIF state = 'failed' THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 			'The request has already failed; use a new id, or idem_forget().', key);
