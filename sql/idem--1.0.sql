@@ -74,7 +74,7 @@ COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
 
 -- ----- claims -----
 
--- src/store.c writes this table directly and knows its columns by position.
+-- src/store*.c write this table directly and know its columns by position.
 --
 -- Fixed-width columns come first.  Columns that a marker does not need are NULL and take no
 -- room.  Collation "C": an update of the system's collations must not corrupt the index that
