@@ -38,6 +38,7 @@ OBJS = \
 	src/policy.o \
 	src/scopes.o \
 	src/key.o \
+	src/interval.o \
 	src/stats_sql.o \
 	src/stats.o \
 	src/catalog.o \

@@ -16,8 +16,8 @@
 #include "utils/timestamp.h"
 
 #include "holder.h"
+#include "interval.h"
 #include "outcome.h"
-#include "scopes.h"
 #include "sqlstate.h"
 #include "stats.h"
 

@@ -37,6 +37,7 @@
 #include "catalog.h"
 #include "compat.h"
 #include "guc.h"
+#include "interval.h"
 #include "key.h"
 #include "policy.h"
 #include "scopes.h"

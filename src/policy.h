@@ -8,8 +8,6 @@
 #include "datatype/timestamp.h"
 #include "fmgr.h"
 
-#include "scopes.h"
-
 typedef struct IdemPolicy
 {
 	int64		ttl_us;

@@ -1,6 +1,6 @@
 /*
  * scopes.c
- *	  The table idem_scopes: its layout, its lengths of time, and its triggers.
+ *	  The table idem_scopes: its layout and its triggers.
  *
  * Operators edit the table with SQL.  Two row triggers watch over it, both written in
  * C: they run with the rights of the role that edits the table, look up no name, and
@@ -33,7 +33,6 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
-#include "common/int.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
@@ -46,6 +45,7 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "interval.h"
 #include "key.h"
 #include "scopes.h"
 
@@ -59,29 +59,6 @@ static const Oid column_types[Natts_scopes] = {
 
 PG_FUNCTION_INFO_V1(idem_scopes_changed);
 PG_FUNCTION_INFO_V1(idem_scopes_guard);
-
-/* ----- lengths of time ----- */
-
-/* Saturates instead of raising: a caller's argument is converted before it is checked. */
-int64
-idem_interval_us(const Interval *interval)
-{
-	int64		us;
-
-	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &us))
-		return interval->day < 0 ? PG_INT64_MIN : PG_INT64_MAX;
-	if (pg_add_s64_overflow(us, interval->time, &us))
-		return interval->time < 0 ? PG_INT64_MIN : PG_INT64_MAX;
-	return us;
-}
-
-bool
-idem_is_valid_length(const Interval *interval)
-{
-	/* From 17 on an infinite interval has INT_MAX months. */
-	return interval->month == 0 && idem_interval_us(interval) > 0 &&
-		idem_interval_us(interval) <= IDEM_LENGTH_DAYS_MAX * USECS_PER_DAY;
-}
 
 /* ----- layout ----- */
 

@@ -1,11 +1,10 @@
 /*
  * scopes.h
- *	  The table idem_scopes: its columns, opening it, and its lengths of time.
+ *	  The table idem_scopes: its columns, and opening it.
  */
 #ifndef IDEM_SCOPES_H
 #define IDEM_SCOPES_H
 
-#include "datatype/timestamp.h"
 #include "utils/relcache.h"
 
 /* Columns, as in the install script */
@@ -31,13 +30,5 @@ enum
  * distributes it.
  */
 extern Relation idem_scopes_open(void);
-
-/* Days and time of an interval in microseconds.  Ignores months: the caller refuses them. */
-extern int64 idem_interval_us(const Interval *interval);
-
-/* Positive, without months, and no longer than a ttl or a lease may be */
-#define IDEM_LENGTH_DAYS_MAX 36500
-
-extern bool idem_is_valid_length(const Interval *interval);
 
 #endif							/* IDEM_SCOPES_H */

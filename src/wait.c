@@ -53,7 +53,7 @@
 
 #include "compat.h"
 #include "guc.h"
-#include "scopes.h"
+#include "interval.h"
 #include "sqlstate.h"
 #include "wait.h"
 
