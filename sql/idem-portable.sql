@@ -413,7 +413,9 @@ $$;
 -- on, and when the ttl grows under it.  A key from before guarded_since that has no row is
 -- stale.  A key's own time can be a minute ahead of its claim, so guarded_since is a minute
 -- after the change.  A value that a user writes into guarded_since is ignored, also in a
--- restored dump: this database does not know what another one has promised.
+-- dump of the extension idem_portable that is restored: this database does not know what
+-- another one has promised.  A dump of what this file installed makes the trigger after the
+-- rows: doc/portable.md says what to run then.
 --
 -- The guard's lock waits for every transaction that has claimed, and holds new claims back
 -- until the change commits (see idem__claim_key()).  So every claim under the old policy was

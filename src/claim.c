@@ -287,8 +287,8 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	look->taken = false;
 	if (look->probe == IDEM_PROBE_GUESSED_ABSENT)
 	{
-		/* If anything stops this claim, the next attempt looks at the key: a replay, say,
-		 * does not wait for a change of a promise. */
+		/* Whatever stops the insert, look at the key next: if its row is there, the claim
+		 * need not wait for a change of a promise. */
 		look->guessed = true;
 		return claim_absent(call, answer) == STEP_ANSWER ?
 			STEP_ANSWER : STEP_AGAIN;
@@ -335,6 +335,11 @@ take_policy(IdemClaimCall *call)
 {
 	if (!call->has_policy)
 	{
+		/* Taking the table's lock can wait for DDL, whose transaction can also have changed
+		 * the policy: so the lock comes first. */
+		if (call->has_stepped_back)
+			idem_store_reopen();
+		call->has_stepped_back = false;
 		call->policy = idem_policy(call->key.scope);
 		call->has_policy = true;
 	}
@@ -361,13 +366,9 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	if (step == STEP_WAIT_FOR_LEASE)
 	{
 		idem_store_step_back();
-		if (!idem_wait_for_lease(&call->key, found->row.lease_until,
-								 &call->deadline))
-			return false;
-		/* This can wait for DDL, whose transaction can also have changed the policy: so it
-		 * comes before the policy is read again. */
-		idem_store_reopen();
-		return true;
+		call->has_stepped_back = true;
+		return idem_wait_for_lease(&call->key, found->row.lease_until,
+								   &call->deadline);
 	}
 
 	idem_wait_end();

@@ -21,6 +21,7 @@ typedef struct IdemClaimCall
 	/* claim.c's, zero at first */
 	bool		has_policy;		/* policy is set, and was not given up */
 	bool		is_refused;		/* a change of a promise took longer than the deadline */
+	bool		has_stepped_back;	/* the table's lock was given back before a sleep */
 	IdemPolicy	policy;
 	TimestampTz key_time;		/* IDEM_NO_KEY_TIME: has none */
 } IdemClaimCall;

@@ -31,9 +31,8 @@
 /* How often the caller is asked whether to go on */
 #define STOP_INTERVAL_US		INT64CONST(250000)
 
-/* The clock is read for each 16th row, since rows can be slow to read, */
+/* How often a batch reads the clock: a row can be slow to read, a dead entry is not. */
 #define ROWS_PER_CLOCK_CHECK	16
-/* and for each 1024th dead entry. */
 #define DEAD_PER_CLOCK_CHECK	1024
 
 /* When a batch has to end */
@@ -173,7 +172,8 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 		}
 		if (!has_expired)
 		{
-			/* Even if it is a dead entry: look for what follows it at that time. */
+			/* A dead entry counts too: what follows it cannot have expired earlier, so its
+			 * time is early enough for the next look. */
 			note_row_that_stays(batch, row.expires_at);
 			break;
 		}

@@ -8,6 +8,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/relscan.h"
 #include "access/xact.h"
 #include "catalog/pg_am_d.h"
@@ -33,10 +34,11 @@ open_expiry_index(Relation claims)
 {
 	Oid			oid = idem_catalog()->claims_by_expiry;
 	Relation	index = OidIsValid(oid) ?
-		index_open(oid, RowExclusiveLock) : NULL;
+		relation_open(oid, RowExclusiveLock) : NULL;
 
-	/* It must have all rows, in the order of expires_at. */
-	if (index == NULL ||
+	/* The owner of the schema can have put a table, say, in its place.  It must have all
+	 * rows, in the order of expires_at. */
+	if (index == NULL || index->rd_rel->relkind != RELKIND_INDEX ||
 		index->rd_index->indrelid != RelationGetRelid(claims) ||
 		!index->rd_index->indisvalid ||
 		index->rd_rel->relam != BTREE_AM_OID ||

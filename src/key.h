@@ -23,7 +23,7 @@ typedef struct IdemKey
 	text	   *request_id;
 } IdemKey;
 
-/* The three take an argument of a call by its position, and raise ID400 if it is NULL, empty
+/* These three functions read arguments by position.  They raise ID400 if one is NULL, empty
  * or too long; a fingerprint may be NULL, and a scope empty. */
 extern void idem_key_from_args(FunctionCallInfo fcinfo, int user_arg,
 							   int request_arg, int scope_arg, IdemKey *key);

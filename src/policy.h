@@ -52,16 +52,17 @@ extern void idem_policy_init(void);
 /* The policy of a scope as of now: its row in idem_scopes, or the settings. */
 extern IdemPolicy idem_policy(const text *scope);
 
-/*
- * Until when a claim made or settled now is remembered: its ttl from now on, or
- * from the key's own time where that is later (IDEM_NO_KEY_TIME: has none).
- */
+/* The time of a key that has none of its own */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN
 
 /* Whether a key of that time, which has no row, may have been claimed and forgotten */
 extern bool idem_may_be_forgotten(const IdemPolicy *policy,
 								  TimestampTz key_time);
 
+/*
+ * Until when a claim made or settled now is remembered: its ttl from now on, or from the
+ * key's own time where that is later.
+ */
 extern TimestampTz idem_remembered_until(const IdemPolicy *policy,
 										 TimestampTz key_time);
 

@@ -23,7 +23,7 @@
  * the next rescan, wait until that time is IDEM_RESCAN_FACTOR times what the slices of the
  * rescan have taken, so rescans take 5 % of the time at most.  There are two exceptions:
  *	- while nothing is left to remove at the mark, slices run without a pause, up to
- *	  IDEM_RESCAN_INTERVAL ahead; the next rescan makes up for it;
+ *	  IDEM_RESCAN_INTERVAL before it is over; the next rescan begins that much later;
  *	- an urgent rescan does not pause.  It is the first one, was ordered, or has found
  *	  backlog.  A slice that found backlog is not counted as time of the rescan: it removed
  *	  rows.

@@ -31,7 +31,7 @@ typedef struct IdemCleanupRun
 	}			latest;
 	bool		more_at_mark;	/* the latest batch there ended by its bounds */
 	bool		backlog_at_mark;	/* at a row that has expired */
-	bool		backlog_behind; /* so did the latest slice of a rescan */
+	bool		backlog_behind; /* the latest slice of a rescan ended at one */
 } IdemCleanupRun;
 
 /*

@@ -471,10 +471,15 @@ set_time(TupleTableSlot *slot, AttrNumber column, TimestampTz value)
 	set_column(slot, column, TimestampTzGetDatum(value), value == IDEM_NO_TIME);
 }
 
-/* To whole seconds: many entries of the index by time are then equal, and take less room. */
+/*
+ * To whole seconds: many entries of the index by time are then equal, and take less room.
+ * An operator can have set a row's expires_at to infinity, which stays.
+ */
 static TimestampTz
 round_up(TimestampTz time)
 {
+	if (TIMESTAMP_NOT_FINITE(time))
+		return time;
 	return (time + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
 }
 
@@ -483,8 +488,7 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, IdemRow *row)
 {
 	Assert(row->state != IDEM_STATE_IN_PROGRESS ||
 		   (row->token > 0 && row->lease_until <= row->expires_at));
-	Assert(!row->healed ||
-		   (row->token > 0 && row->state == IDEM_STATE_COMPLETED));
+	Assert(!row->healed || row->state == IDEM_STATE_COMPLETED);
 	row->expires_at = round_up(row->expires_at);
 	ExecClearTuple(slot);
 	set_time(slot, Anum_claims_expires_at, row->expires_at);
@@ -783,6 +787,7 @@ idem_store_draw_token(void)
 	HeapTuple	tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
 	Form_pg_sequence form;
 	bool		grows;
+	int64		token;
 
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for sequence %u", sequence);
@@ -796,7 +801,14 @@ idem_store_draw_token(void)
 				 errmsg("sequence \"idem_token_seq\" cannot number leases: its values do not grow from one call to the next"),
 				 errhint("Run ALTER SEQUENCE %s INCREMENT 1 CACHE 1 NO CYCLE.",
 						 idem_store_qualified_name(sequence))));
-	return nextval_internal(sequence, false);
+	token = nextval_internal(sequence, false);
+	if (token <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("sequence \"idem_token_seq\" cannot number leases: its value is not positive"),
+				 errhint("Run ALTER SEQUENCE %s MINVALUE 1 RESTART WITH a number greater than every token in idem_claims.",
+						 idem_store_qualified_name(sequence))));
+	return token;
 }
 
 bool

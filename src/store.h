@@ -154,8 +154,8 @@ extern bool idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 /*
  * The next three return false, and have written nothing, when another transaction was there
  * first: probe again.  What they write is visible to the next command of this transaction,
- * as after an SQL statement.  They round expires_at up to a whole second, in the caller's
- * row too.
+ * as after an SQL statement.  Those that write a row round its expires_at up to a whole
+ * second, in the caller's row too.
  */
 extern bool idem_store_insert(const IdemKey *key, IdemRow *row);
 extern bool idem_store_update(const IdemKey *key, const IdemFound *found,

@@ -63,6 +63,7 @@ typedef struct IdemStore
 	SnapshotData dirty;
 	ScanKeyData keys[KEY_COLUMNS];
 	IndexScanDesc scan;			/* has a reference of its own to the index */
+	int			nkept;			/* of IDEM_STORE_KEPT */
 
 	/* For writing index entries; made by the first write */
 	EState	   *estate;
@@ -70,6 +71,9 @@ typedef struct IdemStore
 	int			nkept_indexes;	/* how many of the target's the transaction keeps open */
 	List	   *arbiters;		/* the primary key */
 } IdemStore;
+
+/* The transaction keeps open: the table, the key's index, and that index for the scan. */
+#define IDEM_STORE_KEPT 3
 
 /*
  * Take the store, which is then open, and give it back.  In between, do not wait for a

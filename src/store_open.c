@@ -396,9 +396,9 @@ make_slots(IdemStore *store)
 
 /*
  * Opens, checks and allocates under the resource owner and in the memory of the caller's
- * subtransaction, so that an error leaves nothing behind.  Only then the transaction takes
- * its own references, and the_store is set, in use: from there on, the abort of the
- * subtransaction releases the store.
+ * subtransaction, so that an error leaves nothing behind.  Only then the_store is set, in
+ * use, and the transaction takes its own references: from there on, the abort of the
+ * subtransaction releases the store, with as many references as it has.
  */
 static void
 open_store(void)
@@ -424,12 +424,11 @@ open_store(void)
 	scan = idem_index_beginscan(store->claims, store->key_index,
 								&store->dirty, KEY_COLUMNS);
 
-	keep_open(store->claims);
-	keep_open(store->key_index);
-	keep_open(store->key_index);
 	store->scan = scan;
 	MemoryContextSetParent(context, TopTransactionContext);
 	the_store = store;
+	for (; store->nkept < IDEM_STORE_KEPT; store->nkept++)
+		keep_open(store->nkept == 0 ? store->claims : store->key_index);
 	/* The caller's references: the scan's, the index's and the table's */
 	RelationClose(store->key_index);
 	index_close(store->key_index, NoLock);
@@ -447,14 +446,16 @@ release_store(void)
 	the_store = NULL;
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	/* If it was in use, an abort has released the scan's pins: drop only its reference. */
-	if (store->in_use)
-		RelationClose(store->key_index);
-	else
+	if (!store->in_use)
+	{
+		Assert(store->nkept == IDEM_STORE_KEPT);
 		index_endscan(store->scan);
+		store->nkept--;
+	}
 	for (int i = 0; i < store->nkept_indexes; i++)
 		RelationClose(store->target->ri_IndexRelationDescs[i]);
-	RelationClose(store->key_index);
-	RelationClose(store->claims);
+	while (store->nkept > 0)
+		RelationClose(--store->nkept == 0 ? store->claims : store->key_index);
 	if (store->estate != NULL)
 		FreeExecutorState(store->estate);
 	MemoryContextDelete(store->context);

@@ -397,6 +397,24 @@ BEGIN READ ONLY;
 SELECT idem_status('lease', 'w');
 ROLLBACK;
 
+-- ----- rows that an operator keeps for ever -----
+
+INSERT INTO idem_scopes (scope, failed) VALUES ('kept', 'retryable');
+SELECT token AS k1 FROM idem_try_claim('lease', 'k1', 'kept', lease => '1 min') \gset
+SELECT token AS k2 FROM idem_try_claim('lease', 'k2', 'kept', lease => '1 min') \gset
+SELECT token AS k3 FROM idem_try_claim('lease', 'k3', 'kept', lease => '1 min') \gset
+SELECT token AS k4 FROM idem_try_claim('lease', 'k4', 'kept', lease => '1 min') \gset
+UPDATE idem_claims SET expires_at = 'infinity' WHERE scope = 'kept';
+SELECT idem_complete('lease', 'k1', '1', :k1, 'kept');
+SELECT idem_extend('lease', 'k2', :k2, scope => 'kept') > now() AS extended;
+SELECT idem_heal('lease', 'k3', '1', 'kept');
+SELECT idem_fail('lease', 'k4', '1', :k4, 'kept');
+SELECT request_id, state, expires_at FROM idem_claims WHERE scope = 'kept' ORDER BY request_id;
+SELECT outcome, expires_at FROM idem_try_claim('lease', 'k4', 'kept');
+SELECT outcome, expires_at FROM idem_try_claim('lease', 'k1', 'kept');
+DELETE FROM idem_claims WHERE scope = 'kept';
+DELETE FROM idem_scopes WHERE scope = 'kept';
+
 -- ----- what the messages say -----
 
 \set VERBOSITY default

@@ -359,6 +359,21 @@ ALTER SEQUENCE idem_token_seq CACHE 1 CYCLE;
 SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
 ALTER SEQUENCE idem_token_seq NO CYCLE;
 SELECT outcome FROM idem_try_claim('u', 'cached', lease => '1 min');
+BEGIN;
+ALTER SEQUENCE idem_token_seq MINVALUE -100 RESTART -5;
+SELECT outcome FROM idem_try_claim('u', 'negative', lease => '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+-- Something else has the name of the index by expiry.
+BEGIN;
+DROP INDEX idem_claims_expires_at_idx;
+CREATE VIEW idem_claims_expires_at_idx AS SELECT 1 AS one;
+SELECT idem_cleanup();
+\echo :SQLSTATE
+ROLLBACK;
+-- A lease that a superuser took the token from can be healed.
+UPDATE idem_claims SET token = NULL WHERE request_id = 'cached';
+SELECT idem_heal('u', 'cached', '1');
 SELECT idem_claim('u', 'without a token');
 
 -- The trigger function of idem_scopes refuses other tables.

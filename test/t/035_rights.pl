@@ -273,6 +273,10 @@ for my $role (qw(owner granted))
 superuser('REVOKE ALL ON ALL SEQUENCES IN SCHEMA requests FROM granted');
 refuses('app', "SELECT setval('requests.idem_token_seq', 1)", '42501');
 
+# The owner may empty the table, as a restore does, and all requests can be executed again.
+is(as('owner', 'BEGIN; TRUNCATE requests.idem_claims; SELECT count(*) FROM requests.idem_claims; ROLLBACK'), '0',
+	'the owner can forget all requests');
+
 # Without the index by expiry nothing is cleaned, and claims go on.
 as('owner', 'DROP INDEX requests.idem_claims_expires_at_idx');
 refuses('operator', 'SELECT requests.idem_cleanup()', '55000', 'the owner of the schema drops the index by expiry: no cleanup');
