@@ -18,6 +18,9 @@ FROM (VALUES ('absent', NULL, NULL), ('completed', NULL, NULL), ('failed', NULL,
 	CROSS JOIN (VALUES ('any', 'new'), ('any', 'old'), ('any', 'no uuid'), ('uuidv7', 'new'), ('uuidv7', 'old'),
 			('uuidv7', 'ahead'), ('uuidv7', 'no uuid')) AS p4 (key_time, key)
 WHERE state <> 'absent' OR NOT is_expired;
+-- With debug_discard_caches a claim takes about half a second: take a sample.
+DELETE FROM cases WHERE current_setting('debug_discard_caches') <> '0' AND id % 23 <> 0
+	AND NOT (state = 'absent' AND key = 'new' AND lapsed = 'reclaim' AND expired = 'protect');
 ALTER TABLE cases ADD COLUMN scope text, ADD COLUMN request text, ADD COLUMN expected idem_outcome;
 
 UPDATE cases SET
@@ -103,9 +106,9 @@ SELECT call, state, lease, is_expired, stored_fingerprint, fingerprint, failed, 
 FROM cases JOIN answers USING (id)
 WHERE answer IS DISTINCT FROM expected::text
 ORDER BY id, call LIMIT 20;
-SELECT call, count(*) AS cases, count(*) FILTER (WHERE answer IS DISTINCT FROM expected::text) AS deviations
+SELECT call, count(*) FILTER (WHERE answer IS DISTINCT FROM expected::text) AS deviations
 FROM cases JOIN answers USING (id) GROUP BY call ORDER BY call;
-SELECT expected, count(*) FROM cases GROUP BY expected ORDER BY expected;
+SELECT DISTINCT expected FROM cases ORDER BY expected;
 
 -- ----- a key that the same transaction holds: no call waits for it -----
 
@@ -129,7 +132,7 @@ EXCEPTION
 END $$;
 
 -- An absent key with a new id, under the policies that could make a difference
-SELECT held, fingerprint, failed, string_agg(DISTINCT answer, ', ') AS answers, count(*)
+SELECT held, fingerprint, failed, string_agg(DISTINCT answer, ', ') AS answers
 FROM (SELECT held, fingerprint, failed, ask_own(call, held, c) AS answer
 	FROM cases c,
 		unnest(ARRAY['idem_claim', 'idem_try_claim', 'idem_try_claim, lease', 'idem_claim_many']) AS call,
