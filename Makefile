@@ -4,6 +4,8 @@
 #   make install         install into the server that PG_CONFIG belongs to, with the
 #                        portable edition as the extension idem_portable
 #   make install-portable      only that; needs no compiler
+#   make sql/idem-portable-plain.sql    the portable edition as one statement, for clients
+#                        other than psql. It needs no server
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
@@ -16,6 +18,7 @@ MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA = sql/idem--1.0.sql
 DATA_built = sql/idem_portable--1.0.sql
+EXTRA_CLEAN = sql/idem-portable-plain.sql
 OBJS = \
 	src/idem.o \
 	src/launcher.o \
@@ -104,9 +107,17 @@ PG_PROVE_FLAGS += -I test/lib
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
 
 # The script of the extension is the file for psql without the commands of psql.
+WITHOUT_PSQL = sed -e '/^\\/d' -e '/-- psql only$$/d' sql/idem-portable.sql
+
 sql/idem_portable--1.0.sql: sql/idem-portable.sql Makefile
 	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
-		sed -e '/^\\/d' -e '/-- psql only$$/d' $<; } >$@.tmp
+		$(WITHOUT_PSQL); } >$@.tmp
+	mv $@.tmp $@
+
+# The same as one statement, for clients other than psql
+all: sql/idem-portable-plain.sql
+sql/idem-portable-plain.sql: sql/idem-portable-plain.in sql/idem-portable.sql Makefile
+	{ sed '/^@script@$$/,$$d' $< && $(WITHOUT_PSQL) && sed '1,/^@script@$$/d' $<; } >$@.tmp
 	mv $@.tmp $@
 
 .PHONY: install-portable

@@ -9,10 +9,12 @@
  * installs it into an existing schema (default: public), in one transaction.  The objects
  * belong to the installer.  If the installer is a superuser and the owner of the schema is
  * not, they belong to the owner of the schema.  The schema cannot be renamed afterwards.
- * The Makefile makes the extension idem_portable of this file.  Functions, outcomes,
- * SQLSTATEs and tables are those of the C edition: callers do not change when they move to
- * it.  sql/idem-citus.sql, loaded after this file, distributes the claims over a Citus
- * cluster.
+ * Functions, outcomes, SQLSTATEs and tables are those of the C edition: callers do not change
+ * when they move to it.
+ *
+ * The Makefile makes of this file the extension idem_portable, which packages can install
+ * under another name; and sql/idem-portable-plain.sql, for clients other than psql.
+ * sql/idem-citus.sql, loaded after this file, distributes the claims over a Citus cluster.
  *
  * Limits of this edition:
  *
@@ -48,8 +50,8 @@
  * - No string contains a backslash, except those that begin with E.  A session keeps a
  *	 function as it first parsed it, and it may have done so with standard_conforming_strings
  *	 = off.
- * - Any other client can run the text between the lines marked "psql only" as one query,
- *	 once @extschema@ is replaced by the quoted name of the schema.
+ * - Lines marked "psql only" are left out where the text is not run by psql: in the extension
+ *	 and in sql/idem-portable-plain.sql, which is one statement for other clients.
  * - sql/idem-citus.sql replaces the functions that say so.  Citus can plan the others
  *	 because each query of idem_claims names the user, and no update of idem_claims calls a
  *	 volatile function.
@@ -2436,7 +2438,8 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(regrole, text) IS
 'takes back what idem_grant() has granted; app and operator share some functions';
 
 -- Revokes what PUBLIC and the grantees of default privileges got with the new objects.  If
--- this is an extension, marks the tables whose rows belong in a dump; the secret does not.
+-- this is an extension, under whatever name, marks the tables whose rows belong in a dump;
+-- the secret does not.
 DO $block$
 DECLARE
 	object record;

@@ -2,6 +2,7 @@
 'use strict';
 
 const { randomUUID } = require('crypto');
+const { readFileSync } = require('fs');
 const { Client, DatabaseError, Pool } = require('pg');
 const { pay } = require('./pay_pg.js');
 
@@ -112,12 +113,36 @@ async function hotKey(client) {
 	await pool.end();
 }
 
+async function install(file) {
+	const sql = readFileSync(file, 'utf8');
+	const client = new Client();
+	const content = `SELECT string_agg(p.oid || ' ' || p.xmin || coalesce(p.proacl::text, ''), ' ' ORDER BY p.oid)
+		FROM pg_proc AS p WHERE p.proname LIKE 'idem\\_%'`;
+	await client.connect();
+	await client.query('CREATE SCHEMA requests; SET search_path = requests, public');
+	is('the plain file is installed by one query', (await failure(client.query(sql))).message, 'no error');
+	is('and leaves the search_path as it was', await value(client, 'SHOW search_path'), 'requests, public');
+	is('a claim', await value(client, "SELECT idem_claim('u', 'r')"), true);
+	is('and its duplicate', await value(client, "SELECT idem_claim('u', 'r')"), false);
+	const before = await value(client, content);
+	const { code, message } = await failure(client.query(sql));
+	is('a second time it is refused', [code, message],
+		['42710', 'idem is installed in this database already, in schema requests']);
+	is('which changes no function', await value(client, content) === before, true);
+	is('and no claim', await value(client, "SELECT idem_claim('u', 'r')"), false);
+	await client.end();
+}
+
 async function main([mode, account, ...parameters]) {
 	if (mode === 'repeat') {
 		const pool = new Pool();
 		for (let i = 0; i < 12; i++) console.log((await pay(pool, 2, randomUUID(), 1))[0]);
 		await pool.query({ name: process.env.IDEM_POOLED ? undefined : 'one', text: 'SELECT 1' });
 		await pool.end();
+		return;
+	}
+	if (mode === 'install') {
+		await install(account);
 		return;
 	}
 	if (mode === 'pay') {
