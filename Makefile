@@ -5,7 +5,9 @@
 #                        portable edition as the extension idem_portable
 #   make install-portable      only that; needs no compiler
 #   make sql/idem-portable-plain.sql    the portable edition as one statement, for clients
-#                        other than psql. It needs no server
+#                        other than psql. It and the next two need no server
+#   make dist-pgtle      dist/pgtle: SQL that gives the portable edition to pg_tle
+#   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
@@ -18,7 +20,7 @@ MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA = sql/idem--1.0.sql
 DATA_built = sql/idem_portable--1.0.sql
-EXTRA_CLEAN = sql/idem-portable-plain.sql
+EXTRA_CLEAN = sql/idem-portable-plain.sql dist
 OBJS = \
 	src/idem.o \
 	src/launcher.o \
@@ -119,6 +121,33 @@ all: sql/idem-portable-plain.sql
 sql/idem-portable-plain.sql: sql/idem-portable-plain.in sql/idem-portable.sql Makefile
 	{ sed '/^@script@$$/,$$d' $< && $(WITHOUT_PSQL) && sed '1,/^@script@$$/d' $<; } >$@.tmp
 	mv $@.tmp $@
+
+# Packages; not for "make install"
+DIST = dist
+
+# For pg_tle: the SQL that makes CREATE EXTENSION idem_portable work in a database
+.PHONY: dist-pgtle
+dist-pgtle: $(DIST)/pgtle/idem_portable.sql
+$(DIST)/pgtle/idem_portable.sql: sql/idem-portable.sql idem_portable.control Makefile
+	mkdir -p $(@D)
+	{ printf '%s\n' "SELECT pgtle.install_extension('idem_portable'," && \
+		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && \
+		sed -n -e 's/^comment = \(.*\)/\1,/p' idem_portable.control && \
+		printf '%s\n' '$$idem_portable$$' && $(WITHOUT_PSQL) && \
+		printf '%s\n' '$$idem_portable$$);'; } >$@.tmp
+	mv $@.tmp $@
+
+# For database.dev: a package folder as its client takes it
+DBDEV = $(DIST)/dbdev/idem_portable
+DBDEV_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
+.PHONY: dist-dbdev
+dist-dbdev: sql/idem_portable--1.0.sql
+	rm -rf $(DBDEV)
+	mkdir -p $(DBDEV)
+	sed "s/^default_version = .*/default_version = '$(DBDEV_VERSION)'/" idem_portable.control \
+		>$(DBDEV)/idem_portable.control
+	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DBDEV_VERSION).sql
+	cp sql/idem-portable-dbdev.md $(DBDEV)/README.md
 
 .PHONY: install-portable
 install-portable: sql/idem_portable--1.0.sql
