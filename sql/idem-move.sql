@@ -1,19 +1,22 @@
 /*
- * Moves idem in one database from one edition to another, within its schema:
+ * Moves idem in one database from one edition to another, within its schema, or from an
+ * earlier version of the portable edition to that of the file idem-portable.sql beside this
+ * one:
  *
  *		psql -v schema=idem -v to=idem -f sql/idem-move.sql
  *
  * to:	idem			the C edition
- *		idem_portable	the portable edition, as an extension
- *		portable		the portable edition, from the file idem-portable.sql beside this one
+ *		idem_portable	the portable edition, as an extension; also NAME@idem_portable
+ *		portable		the portable edition, from the file idem-portable.sql
  *
  * schema: default public.  Run it as the owner of the edition that is installed.
  *
- * It keeps claims, scopes, tokens and rights.  A scope with key_time = uuidv7 is inserted
- * anew, so its guarded_since becomes the time of the move plus a minute: older ids without a
- * row are stale.  Settings become columns of idem_settings.  In the other direction only
- * postgresql.conf can hold them: the move compares them, and is refused while they differ.
- * Statistics start from zero.
+ * It keeps claims, scopes, tokens and rights.  Between editions a scope with key_time = uuidv7
+ * is inserted anew, so its guarded_since becomes the time of the move plus a minute: older ids
+ * without a row are stale.  From portable to portable guarded_since is kept: every claim that
+ * was made under it is moved.  Settings become columns of idem_settings.  In the other
+ * direction only postgresql.conf can hold them: the move compares them, and is refused while
+ * they differ.  Statistics start from zero.
  *
  * Rights: a role that has everything that idem_grant() gives as 'app' or 'operator' gets that
  * set again by idem_grant(); every other right is granted singly.  A WARNING names each right
@@ -70,7 +73,7 @@ DECLARE
 	source text;
 	owner oid;
 BEGIN
-	IF target NOT IN ('idem', 'idem_portable', 'portable') THEN
+	IF target !~ '^(idem|([^@]+@)?idem_portable|portable)$' THEN
 		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
 			USING ERRCODE = 'invalid_parameter_value',
 			HINT = 'Name one: psql -v to=idem for the C edition.';
@@ -91,9 +94,9 @@ BEGIN
 		RAISE EXCEPTION 'there is no idem in schema %', quote_ident(schema_name)
 			USING ERRCODE = 'undefined_object',
 			HINT = 'Name the schema where it is: psql -v schema=NAME.';
-	ELSIF source = target THEN
+	ELSIF source = 'idem' AND target = 'idem' THEN
 		RAISE EXCEPTION 'idem is installed as % already', target
-			USING ERRCODE = 'duplicate_object';
+			USING ERRCODE = 'duplicate_object', HINT = 'Its next version: ALTER EXTENSION idem UPDATE.';
 	ELSIF EXISTS (SELECT FROM pg_class AS t JOIN pg_class AS c ON c.relnamespace = t.relnamespace AND c.relowner = t.relowner
 			WHERE t.relname = 'idem_token_source' AND c.relname = 'idem_claims'
 				AND t.relnamespace = quote_ident(schema_name)::regnamespace) THEN
@@ -297,10 +300,16 @@ BEGIN
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
 			'idem_distribute'));
 	EXECUTE 'DROP ROUTINE ' || names;
-	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches,
-		@extschema@.idem_secret, @extschema@.idem_lease_locks;
+	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches;
+	DROP TABLE IF EXISTS @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version
 	DROP SEQUENCE @extschema@.idem_token_seq;
-	DROP TYPE @extschema@.idem_state, @extschema@.idem_outcome, @extschema@.idem__key, @extschema@.idem__answer;
+	-- One command again.  Which internal types there are differs between versions.
+	SELECT string_agg(t.oid::regtype::text, ', ') INTO names
+	FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+	WHERE t.typnamespace = '@extschema@'::regnamespace
+		AND t.typowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
+		AND (t.typname IN ('idem_state', 'idem_outcome') OR t.typname LIKE 'idem\_\_%' AND c.relkind = 'c');
+	EXECUTE 'DROP TYPE ' || names;
 END
 $block$;
 
@@ -353,9 +362,21 @@ INSERT INTO @extschema@.idem_claims (expires_at, lease_until, token, state, requ
 		c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM pg_temp.idem_moved_claims AS c;
 
-INSERT INTO @extschema@.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes)
-	SELECT p.scope, p.ttl, p.lease, p.lease_max, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes
-	FROM pg_temp.idem_moved_scopes AS p;
+DO $block$
+DECLARE
+	stays_portable constant boolean := 'idem' NOT IN (current_setting('idem_move.source'), current_setting('idem_move.to'));
+BEGIN
+	IF stays_portable THEN		-- The guard would set guarded_since.
+		ALTER TABLE @extschema@.idem_scopes DISABLE TRIGGER idem_scopes_guard;
+	END IF;
+	INSERT INTO @extschema@.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes, guarded_since)
+		SELECT p.scope, p.ttl, p.lease, p.lease_max, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes, p.guarded_since
+		FROM pg_temp.idem_moved_scopes AS p;
+	IF stays_portable THEN
+		ALTER TABLE @extschema@.idem_scopes ENABLE TRIGGER idem_scopes_guard;
+	END IF;
+END
+$block$;
 
 DO $block$
 DECLARE

@@ -28,6 +28,8 @@ CREATE ROLE app LOGIN;
 CREATE ROLE operator LOGIN;
 CREATE DATABASE shop OWNER owner;
 CREATE DATABASE busy;
+CREATE DATABASE earlier OWNER owner;
+CREATE DATABASE fresh OWNER owner;
 });
 
 sub as
@@ -141,15 +143,28 @@ idem.ttl = '7200s'
 });
 $node->reload;
 
-# From each edition to each
-for my $to (qw(idem idem_portable portable idem_portable idem portable idem))
+# From each edition to each; the portable one also to itself, which a new version needs
+my $from = 'portable';
+for my $to (qw(idem idem_portable portable portable idem_portable idem_portable idem portable idem))
 {
 	my $clock = as('owner', 'shop', 'SELECT clock_timestamp()');
+	my $guarded = as('owner', 'shop', "SELECT scope, guarded_since FROM requests.idem_scopes WHERE key_time = 'uuidv7'");
 	moves($to, 5, 'round trip');
 	is(content(), $before, "round trip: all is as it was, in $to");
-	is(as('owner', 'shop', "SELECT scope FROM requests.idem_scopes WHERE guarded_since >= '$clock'::timestamptz + interval '1 minute'"),
-		'v7', 'round trip: but the past is unknown from now on');
+	if ($from eq 'idem' || $to eq 'idem')
+	{
+		is(as('owner', 'shop', "SELECT scope FROM requests.idem_scopes WHERE guarded_since >= '$clock'::timestamptz + interval '1 minute'"),
+			'v7', 'round trip: but the past is unknown from now on');
+	}
+	else
+	{
+		is(as('owner', 'shop', "SELECT scope, guarded_since FROM requests.idem_scopes WHERE key_time = 'uuidv7'"),
+			$guarded, 'round trip: and the past as well known as before');
+	}
+	$from = $to;
 }
+is(as('owner', 'shop', "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'requests.idem_scopes'::regclass AND tgenabled = 'D'"), '0',
+	'no trigger stays disabled');
 is( $node->safe_psql('shop', q{
 		SELECT string_agg(o.name, ' ') FROM (
 			SELECT oid, 'pg_class'::regclass, relname FROM pg_class WHERE relkind NOT IN ('i', 'c')
@@ -175,6 +190,7 @@ $old->ask('ROLLBACK');
 is($old->ask("SELECT requests.idem_claim('user', 'done', fingerprint => '\\x0102')"), 'f', 'the retry gets its answer');
 $old->quit;
 moves('idem', 5, 'an old snapshot');
+refuses('idem', qr/ERROR:  idem is installed as idem already\n.*HINT:  Its next version: ALTER EXTENSION idem UPDATE\./s, 'the C edition to itself');
 
 # Claims are remembered in the other edition.
 is( as('app', 'shop', q{
@@ -199,7 +215,6 @@ is(as('owner', 'shop', 'SELECT ttl, lease, lease_max, result_max_bytes, cleanup_
 # ----- moves that are refused -----
 
 $before = content();
-refuses('portable', qr/ERROR:  idem is installed as portable already/, 'the same edition');
 refuses('', qr/ERROR:  idem can be moved to idem, idem_portable or portable/, 'no edition');
 refuses('idem', qr/ERROR:  there is no idem in schema public/, 'another schema', schema => 'public');
 refuses('idem', qr/ERROR:  there is no idem in schema "no such"/, 'no schema', schema => 'no such');
@@ -219,6 +234,37 @@ like(
 	qr/ERROR:  idem is installed in this database already, in schema requests\n.*HINT:  Move it here, see sql\/idem-move.sql/s,
 	'the C edition beside the portable one: refused');
 is(content(), $before, 'none of which changes anything');
+
+# ----- a new version of the portable edition -----
+
+# For want of an earlier version, one with other internal objects, and a function that returns
+# something else
+my $earlier = slurp_file($portable);
+my $changes = 0;
+$changes += $earlier =~ s/(?=^-- ----- claims -----$)/CREATE TYPE \@extschema\@.idem__earlier AS (key \@extschema\@.idem__key, outcome \@extschema\@.idem_outcome);
+
+CREATE FUNCTION \@extschema\@.idem__earlier(key \@extschema\@.idem__key) RETURNS \@extschema\@.idem__earlier
+LANGUAGE sql AS \$\$ SELECT ROW (key, NULL)::\@extschema\@.idem__earlier \$\$;
+
+/m;
+$changes += $earlier =~ s/(FUNCTION \@extschema\@\.idem__whole_second\(moment timestamptz\)\nRETURNS )timestamptz\n(.*?\n)AS .*?;\n/$1date\n$2AS \$\$ SELECT moment::date + 1 \$\$;\n/s;
+is($changes, 2, 'a version that differs');
+append_to_file($node->basedir . '/earlier.sql', $earlier);
+is((run_script($node->basedir . '/earlier.sql', 'owner', 'earlier'))[0], 0, 'it is installed');
+as('owner', 'earlier', "SELECT idem_grant('app', 'app'), idem_grant('operator', 'operator')");
+is(as('app', 'earlier', "SELECT idem_claim('user', 'before'), idem_claim('user', 'before')"), 't|f', 'a claim there');
+is((run_script($script, 'owner', 'earlier', to => 'portable'))[0], 0, 'the new version takes its place');
+is(as('app', 'earlier', "SELECT idem_claim('user', 'before'), idem_claim('user', 'after')"), 'f|t', 'and guards');
+
+is((run_script($portable, 'owner', 'fresh'))[0], 0, 'the new version by itself');
+as('owner', 'fresh', "SELECT idem_grant('app', 'app'), idem_grant('operator', 'operator')");
+my $objects = q{
+SELECT p.oid::regprocedure, p.prorettype::regtype, p.proacl, p.proconfig, p.prosecdef, md5(p.prosrc) FROM pg_proc AS p
+	WHERE p.proname LIKE 'idem\_%' ORDER BY p.oid::regprocedure::text COLLATE "C";
+SELECT t.typname, t.typtype, t.typacl FROM pg_type AS t WHERE t.typname LIKE 'idem\_%' ORDER BY 1;
+SELECT c.relname, c.relkind, c.relacl, (SELECT string_agg(pg_get_constraintdef(r.oid), ' ' ORDER BY r.conname) FROM pg_constraint AS r WHERE r.conrelid = c.oid)
+	FROM pg_class AS c WHERE c.relname LIKE 'idem\_%' ORDER BY 1};
+is(as('owner', 'earlier', $objects), as('owner', 'fresh', $objects), 'with the same objects and rights, and nothing of the earlier one');
 
 # ----- under load -----
 
@@ -279,7 +325,7 @@ CALL execute_leased(:request, $client, :token);
 		'<', \undef, '>', '/dev/null', '2>', $node->basedir . "/client_$client.err");
 }
 
-for my $to (qw(idem portable idem_portable idem portable idem))
+for my $to (qw(idem portable portable idem_portable idem_portable idem portable idem))
 {
 	my $done = busy('SELECT count(*) FROM executions');
 	$node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
