@@ -60,7 +60,7 @@ my $node = PostgreSQL::Test::Cluster->new('main', install_path => "$root$bindir"
 $node->init;
 $node->start;
 $node->safe_psql('postgres', "CREATE ROLE $_ LOGIN") for qw(owner app);
-$node->safe_psql('postgres', "CREATE DATABASE $_ OWNER owner") for qw(shop copy plain tle);
+$node->safe_psql('postgres', "CREATE DATABASE $_ OWNER owner") for qw(shop copy plain tle trapped);
 
 sub as
 {
@@ -144,6 +144,26 @@ is(as('app', 'plain', "SELECT requests.idem_claim('u', 'r'), requests.idem_claim
 refused('SET LOCAL search_path = requests', 'idem is installed in this database already, in schema requests', 'a second time');
 refused('SELECT', 'idem is installed in this database already, in schema requests', 'into another schema');
 is(as('app', 'plain', "SELECT requests.idem_claim('u', 'r')"), 'f', 'claims guard as before');
+
+# Objects of another role that match better than those of pg_catalog, in the client's path
+$node->safe_psql('trapped', 'CREATE SCHEMA requests; CREATE SCHEMA trap AUTHORIZATION app');
+as('app', 'trapped', q{
+CREATE SEQUENCE trap.calls;
+GRANT USAGE ON SEQUENCE trap.calls TO PUBLIC;
+GRANT USAGE ON SCHEMA trap TO PUBLIC;
+CREATE FUNCTION trap.replace(text, text, text) RETURNS text LANGUAGE sql AS $$ SELECT pg_catalog.format('SELECT %s', nextval('trap.calls')) $$;
+CREATE FUNCTION trap.quote_ident(text) RETURNS text LANGUAGE sql AS $$ SELECT nextval('trap.calls')::text $$;
+CREATE FUNCTION trap.current_schema() RETURNS name LANGUAGE sql AS $$ SELECT nextval('trap.calls')::text::name $$;
+CREATE FUNCTION trap.set_config(text, text, bool) RETURNS text LANGUAGE sql AS $$ SELECT nextval('trap.calls')::text $$;
+CREATE FUNCTION trap.equals(text, text) RETURNS bool LANGUAGE sql AS $$ SELECT nextval('trap.calls') > 0 $$;
+CREATE OPERATOR trap.= (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.equals);
+CREATE OPERATOR trap.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.equals);
+});
+my $trapped = 'SET search_path = requests, trap, pg_catalog';
+(undef, undef, $err) = $node->psql('trapped', "$trapped; $sql; $sql");
+like($err, qr/ERROR:  idem is installed in this database already, in schema requests\nDETAIL:  Nothing was installed.\n/, 'traps in the path: installed, and refused');
+is($node->safe_psql('trapped', 'SELECT is_called FROM trap.calls'), 'f', 'none of which is called');
+is($node->safe_psql('trapped', "$trapped; SELECT 'a'::text = 'b'::text; SELECT is_called FROM trap.calls"), "t\nt", 'though they are in the way');
 
 my $made_here = q{
 SELECT p.oid::regprocedure, p.proacl, p.proconfig, p.prosecdef, md5(p.prosrc) FROM pg_proc AS p WHERE p.proname LIKE 'idem\_%'
