@@ -3,7 +3,7 @@
  *
  *		psql -v schema=idem -f sql/idem-portable.sql
  *		psql -v schema=idem -f sql/idem-citus.sql
- *		psql -c "SELECT idem.idem_distribute('accounts')"
+ *		psql -c "SELECT idem.idem_distribute('accounts'::regclass)"
  *
  * on the coordinator, as the owner of idem.  Loading this file only adds functions, in one
  * transaction; idem_distribute() makes the change.  See doc/citus.md.
@@ -51,10 +51,11 @@
  * meanwhile, rows that a batch deletes may survive in the new copy; a later batch deletes
  * them.
  *
- * Security.  As in sql/idem-portable.sql: every name of ours is qualified, each call passes
- * all arguments in exactly the declared types, and nothing is granted to others.  No function
- * of this file is SECURITY DEFINER; those that are put in place of another one run inside
- * the functions that are.
+ * Security.  As in sql/idem-portable.sql: the load is refused if others can create objects
+ * in the schema or own some, every name of ours is qualified, each call passes all arguments
+ * in exactly the declared types, and nothing is granted to others.  No function of this file
+ * is SECURITY DEFINER; those that are put in place of another one run inside the functions
+ * that are.
  */
 
 \set ON_ERROR_STOP on
@@ -78,8 +79,10 @@ DO $block$
 DECLARE
 	schema_name constant text := current_setting('idem_install.schema');
 	claims record;
+	strangers oid[];				-- neither superusers nor the owner, nor members of those
+	others text;
 BEGIN
-	SELECT c.relowner AS owner, pg_get_userbyid(c.relowner) AS owner_name,
+	SELECT c.relowner AS owner, pg_get_userbyid(c.relowner) AS owner_name, n.oid::regnamespace AS schema,
 		EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
 			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') AS is_of_extension
 	INTO claims
@@ -97,6 +100,37 @@ BEGIN
 		RAISE EXCEPTION 'idem belongs to role %', claims.owner::regrole
 			USING ERRCODE = 'insufficient_privilege', HINT = 'Load this file as that role.';
 	END IF;
+
+	-- The checks of sql/idem-portable.sql.  Others may have created objects since then.
+	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
+		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = claims.owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
+	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO others
+	FROM (SELECT CASE a.grantee WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END
+			FROM pg_database AS d, pg_namespace AS n, LATERAL (
+				SELECT n.nspowner UNION SELECT x.grantee FROM aclexplode(n.nspacl) AS x WHERE x.privilege_type = 'CREATE') AS a (grantee)
+			WHERE n.oid = claims.schema AND d.datname = current_database()) AS c (grantee)
+		LEFT JOIN pg_roles AS r ON c.grantee <> '0'::oid AND pg_has_role(r.oid, c.grantee, 'MEMBER')
+	WHERE c.grantee = '0'::oid OR r.oid = ANY (strangers);
+	IF others IS NOT NULL THEN
+		RAISE EXCEPTION 'others may create objects in schema %: %', claims.schema, others
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'The functions of idem run as their owner.',
+			HINT = 'Revoke CREATE on the schema from them.';
+	END IF;
+	SELECT string_agg(o.name, ', ') INTO others
+	FROM (SELECT 'function ' || p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = claims.schema AND p.proowner = ANY (strangers)
+			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o WHERE o.oprnamespace = claims.schema AND o.oprowner = ANY (strangers)
+			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+				WHERE t.typnamespace = claims.schema AND t.typowner = ANY (strangers)
+					AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- skip row types of tables
+			ORDER BY 1 LIMIT 10) AS o (name);
+	IF others IS NOT NULL THEN
+		RAISE EXCEPTION 'others own objects in schema %: %', claims.schema, others
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = 'The functions of idem run as their owner.',
+			HINT = 'Have them dropped, or moved to another schema: ALTER ... SET SCHEMA.';
+	END IF;
+
 	-- What a superuser adds belongs to the owner of idem, too.
 	IF claims.owner_name <> current_user THEN
 		PERFORM set_config('role', claims.owner_name, true);

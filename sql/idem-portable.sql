@@ -146,7 +146,7 @@ BEGIN
 		owner := schema_owner;
 	END IF;
 
-	-- sql/idem-move.sql makes the same two checks.
+	-- sql/idem-move.sql and sql/idem-citus.sql make the same two checks.
 	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
 		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
 	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO other
