@@ -56,6 +56,9 @@
  * in exactly the declared types, and nothing is granted to others.  No function of this file
  * is SECURITY DEFINER; those that are put in place of another one run inside the functions
  * that are.
+ *
+ * Rights.  A role gets exactly those rights on the other nodes that it has on the coordinator,
+ * where distributing changes none.  idem_token_source is for the owner alone.
  */
 
 \set ON_ERROR_STOP on
@@ -320,35 +323,81 @@ BEGIN
 END
 $$;
 
--- Takes away what the nodes have granted by themselves.  Where Citus makes a function,
--- PUBLIC may call it, and the default privileges of the node apply.  REVOKE and GRANT are
--- sent to all nodes.
+-- The roles that default privileges of a node grant something to.  Citus does not share
+-- default privileges: those of each node apply to what Citus makes there.
+CREATE FUNCTION @extschema@.idem__citus_default_grantees()
+RETURNS name[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	node record;
+	grantees name[] := '{}';
+BEGIN
+	FOR node IN
+		SELECT n.nodeid, n.success, n.result
+		FROM run_command_on_all_nodes('SELECT ARRAY(SELECT DISTINCT r.rolname FROM pg_catalog.pg_default_acl AS d,
+			pg_catalog.aclexplode(d.defaclacl) AS a JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee)') AS n
+	LOOP
+		IF NOT node.success THEN
+			PERFORM @extschema@.idem__raise('55000', pg_catalog.format('the default privileges of node %s cannot be read: %s', node.nodeid, node.result),
+				'Call idem_distribute() again when all nodes answer.');
+		END IF;
+		grantees := grantees || node.result::name[];
+	END LOOP;
+	RETURN grantees;
+END
+$$;
+
+-- Gives each role the rights on all nodes that it has here.  Citus grants them where it makes
+-- a table, but there the default privileges of the node apply, too, and everybody may call a
+-- new function.  So all rights are revoked, and granted again.  Citus sends REVOKE and GRANT to
+-- all nodes.  On this node the same rights remain; the owner becomes the grantor of all.
+-- Nothing is granted again on idem_token_source, which Citus makes anew on this node, too, with
+-- the default privileges: otherwise a role without any right on idem could empty or lock it, and
+-- nobody could claim a lease.
 CREATE FUNCTION @extschema@.idem__citus_share_rights()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	owner constant oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass);
+	default_grantees constant name[] := @extschema@.idem__citus_default_grantees();
 	object record;
+	command text;
 BEGIN
 	FOR object IN
+		WITH objects (name, acl, relation) AS (
+			SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), NULL::oid
+			FROM pg_proc AS p
+			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner AND p.prokind = 'f'
+			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
+			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
+				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_seq']::regclass[])
+		), rights AS (
+			SELECT o.name, a.grantee, a.privilege_type AS privilege, a.is_grantable
+			FROM objects AS o, aclexplode(o.acl) AS a
+			UNION SELECT o.name, a.grantee, format('%s (%I)', a.privilege_type, c.attname), a.is_grantable
+			FROM objects AS o JOIN pg_attribute AS c ON c.attrelid = o.relation AND NOT c.attisdropped, aclexplode(c.attacl) AS a
+		), granted AS (
+			SELECT r.*, CASE r.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role
+			FROM rights AS r WHERE r.grantee <> owner
+		)
 		SELECT o.name,
-			(SELECT string_agg(DISTINCT a.grantee::regrole::text, ', ') FROM aclexplode(o.acl) AS a WHERE a.grantee <> 0) AS granted_to,
-			(SELECT string_agg(DISTINCT ', ' || a.grantee::regrole::text, '')
-				FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a
-				WHERE a.grantee <> 0 AND a.grantee NOT IN (SELECT g.grantee FROM aclexplode(o.acl) AS g)) AS others
-		FROM (SELECT 'ROUTINE ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner)), p.prokind = 'f'
-				FROM pg_proc AS p
-				WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner
-				UNION ALL SELECT 'TABLE ' || c.oid::regclass, coalesce(c.relacl, acldefault('r', c.relowner)), true
-				FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings',
-					'@extschema@.idem_scopes', '@extschema@.idem_secret', '@extschema@.idem_token_source']::regclass[])) AS o (name, acl, shared)
-		WHERE o.shared
+			(SELECT string_agg(h.role, ', ')
+				FROM (SELECT 'PUBLIC' UNION SELECT g.role FROM granted AS g WHERE g.name = o.name
+					UNION SELECT quote_ident(d.role) FROM unnest(default_grantees) AS d (role) WHERE d.role <> pg_get_userbyid(owner)) AS h (role)) AS holders,
+			ARRAY(SELECT format('GRANT %s ON %s TO %s%s', string_agg(g.privilege, ', '), o.name, g.role,
+					CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' END)
+				FROM granted AS g
+				WHERE g.name = o.name AND o.relation IS DISTINCT FROM '@extschema@.idem_token_source'::regclass
+				GROUP BY g.role, g.is_grantable) AS grants
+		FROM objects AS o
 	LOOP
-		EXECUTE format('REVOKE ALL ON %s FROM PUBLIC%s', object.name, object.others);
-		IF object.name LIKE 'ROUTINE%' AND object.granted_to IS NOT NULL THEN
-			EXECUTE format('GRANT EXECUTE ON %s TO %s', object.name, object.granted_to);
-		END IF;
+		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', object.name, object.holders);
+		FOREACH command IN ARRAY object.grants
+		LOOP
+			EXECUTE command;
+		END LOOP;
 	END LOOP;
 END
 $$;
