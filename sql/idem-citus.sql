@@ -183,14 +183,23 @@ BEGIN
 END
 $$;
 
--- Draws on the coordinator, the only node that has the rows of idem_token_source: 0.1 ms,
--- over a connection that Citus keeps.
+-- Draws on the coordinator, the only node that has the row of idem_token_source: 0.1 ms,
+-- over a connection that Citus keeps.  Without the check, a lease from an empty table would
+-- be claimed without a token.
 CREATE FUNCTION @extschema@.idem__citus_draw_token()
 RETURNS int8
 LANGUAGE plpgsql
 AS $$
+DECLARE
+	drawn int8;
+	sources int8;
 BEGIN
-	RETURN nextval('@extschema@.idem_token_seq') FROM @extschema@.idem_token_source;
+	SELECT max(nextval('@extschema@.idem_token_seq')), count(*) INTO drawn, sources FROM @extschema@.idem_token_source;
+	IF sources <> 1 THEN
+		PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "idem_token_source" has %s rows, not one', sources),
+			'Leases draw their tokens from its only row. On the coordinator, DELETE its rows, and INSERT one with DEFAULT VALUES.');
+	END IF;
+	RETURN drawn;
 END
 $$;
 

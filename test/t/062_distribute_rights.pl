@@ -165,5 +165,20 @@ SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_pr
 	like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'r', lease => '1 min')"), qr/^claimed\|\d+$/, 'leases are claimed');
 }
 
+# ----- no lease without a token -----
+
+for my $wrong ([ 0, 'DELETE FROM requests.idem_token_source' ], [ 2, 'INSERT INTO requests.idem_token_source VALUES (777), (778)' ])
+{
+	my ($rows, $change) = @$wrong;
+
+	as('owner', $database, $change);
+	like(error_of('app', $database, "SELECT FROM requests.idem_try_claim('u', 'none', lease => '1 min')"),
+		qr/ERROR:  table "idem_token_source" has $rows rows, not one\nHINT:  Leases draw their tokens from its only row/, "$rows rows: a lease is refused");
+	is(as('owner', $database, "SELECT count(*) FROM requests.idem_claims WHERE request_id = 'none'"), '0', "$rows rows: and not claimed");
+	is(as('app', $database, "SELECT requests.idem_claim('u', 'with $rows rows')"), 't', "$rows rows: claims without a lease need none");
+}
+as('owner', $database, 'DELETE FROM requests.idem_token_source; INSERT INTO requests.idem_token_source DEFAULT VALUES');
+like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'none', lease => '1 min')"), qr/^claimed\|\d+$/, 'the HINT helps');
+
 $node->stop;
 done_testing();
