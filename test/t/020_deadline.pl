@@ -198,6 +198,7 @@ kill 'CONT', $stopped;
 my ($outcome) = answer('stopped');
 like($outcome, qr/^(claimed|timed_out)$/,
 	'a deadline that passes as the holder ends is answered');
+# Nothing is waited for: the sleep is a statement that a cancel which is still pending would hit.
 is(ask($stopped_waiter, "SELECT 'goes on' FROM pg_sleep(0.1)"),
 	'goes on', '... and leaves nothing behind');
 $stopped_waiter->quit;

@@ -370,6 +370,7 @@ for my $try (1 .. 50)
 	$operator->ask(q{BEGIN; UPDATE idem_scopes SET ttl = ttl + interval '1 s' WHERE scope = 'changing'});
 	$session->ask('BEGIN');
 	$session->send("SELECT outcome FROM idem_try_claim('user', 'race $try', 'another', wait => '10 ms')");
+	# As long as the claim waits, so that its end and the commit race
 	$operator->ask(q{SELECT pg_sleep(0.010); COMMIT});
 	$session->answer;
 	$failure = query(q{SELECT count(*) FROM pg_locks WHERE relation = 'idem_scopes'::regclass AND pid = } . $session->pid);
