@@ -34,12 +34,14 @@ OBJS = \
 	src/settle.o \
 	src/holder.o \
 	src/lookup.o \
+	src/unsettled_sql.o \
 	src/outcome.o \
 	src/held.o \
 	src/wait.o \
 	src/store_open.o \
 	src/store.o \
 	src/expiry.o \
+	src/unsettled.o \
 	src/policy.o \
 	src/scopes.o \
 	src/key.o \

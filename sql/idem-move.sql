@@ -240,7 +240,7 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
 		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
-			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_forget', 'idem_heal', 'idem_cleanup',
+			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
@@ -296,7 +296,7 @@ BEGIN
 		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
-			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
+			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
 			'idem_distribute'));
 	EXECUTE 'DROP ROUTINE ' || names;

@@ -255,6 +255,9 @@ CREATE TABLE @extschema@.idem_claims (
 
 CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
+CREATE INDEX idem_claims_unsettled_idx ON @extschema@.idem_claims (scope)
+	WHERE state = 'in_progress'::@extschema@.idem_state;
+
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
 COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
 COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
@@ -2188,6 +2191,44 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
 'all that is stored of a request but its token; no row if it is not remembered';
 
+-- ----- work that was left behind -----
+
+-- The rows with these settings are read by the index of unsettled claims, whatever the
+-- statistics say, and each call is planned for its scope.  (The order of the columns follows
+-- from the arguments: scope is both.)
+CREATE FUNCTION @extschema@.idem_lapsed(
+	INOUT scope text DEFAULT NULL, "limit" int4 DEFAULT 100,
+	OUT user_id text, OUT request_id text, OUT status text, OUT lease_until timestamptz, OUT progress jsonb)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_custom_plan
+AS $$
+BEGIN
+	IF scope IS NOT NULL THEN
+		PERFORM @extschema@.idem__check_scope(scope);
+	END IF;
+	IF "limit" < 0 THEN
+		PERFORM @extschema@.idem__raise('ID400', 'limit must not be negative',
+			'Fix the client: pass how many rows to return at most, or NULL for all.');
+	END IF;
+	RETURN QUERY
+	SELECT c.scope, c.user_id, c.request_id, CASE WHEN p.unknown THEN 'unknown' ELSE 'lapsed' END, c.lease_until, c.progress
+	FROM @extschema@.idem_claims AS c, @extschema@.idem__policy(c.scope) AS p
+	WHERE c.state = 'in_progress'::@extschema@.idem_state
+		AND (idem_lapsed.scope IS NULL OR c.scope = idem_lapsed.scope COLLATE "C")
+		AND (c.lease_until <= clock_timestamp() OR c.lease_until IS NULL)
+		AND (p.unknown OR NOT p.reclaim OR c.expires_at > clock_timestamp())
+	ORDER BY c.lease_until NULLS FIRST, c.request_id, c.user_id, c.scope
+	LIMIT idem_lapsed."limit";
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
+'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: a claim takes it over, unknown: find out, then settle it with idem_heal()';
+
 -- ----- cleaning -----
 
 -- A row for each batch; batches of more than a week ago are merged into one row.  (Not one
@@ -2369,7 +2410,7 @@ DECLARE
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
-		'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
+		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step'];
 	-- all but guarded_since, which the trigger sets
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	-- all but the token, which only its holder may know

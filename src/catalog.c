@@ -69,7 +69,8 @@ static void
 invalidate_cached(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
-		relid == cached.claims_by_expiry || relid == cached.scopes ||
+		relid == cached.claims_by_expiry ||
+		relid == cached.claims_unsettled || relid == cached.scopes ||
 		relid == cached.tokens)
 	{
 		cached_valid = false;
@@ -233,8 +234,11 @@ load_catalog(IdemCatalog *catalog)
 	require_served_version(version);
 
 	catalog->claims = find_relation("TABLE", "idem_claims", schema, extension);
-	/* Only the cleanup needs it, and raises an error where it is missing. */
+	/* Only the cleanup needs the first one, and only lists of unsettled claims the second.
+	 * They raise an error where it is missing. */
 	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
+												  schema);
+	catalog->claims_unsettled = get_relname_relid("idem_claims_unsettled_idx",
 												  schema);
 	catalog->scopes = find_relation("TABLE", "idem_scopes", schema, extension);
 	catalog->tokens = find_relation("SEQUENCE", "idem_token_seq", schema,

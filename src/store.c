@@ -558,6 +558,7 @@ idem_store_insert(const IdemKey *key, IdemRow *row)
 	new_in_a_row = 0;
 	store = idem_store_use_to_write(CMD_INSERT);
 	xid = GetCurrentTransactionId();
+	idem_store_choose_indexes(store, row->state);
 	make_new_rows(store, 1);
 	slot = store->new_rows[0];
 	fill_new_row(store, 0, key, row);
@@ -586,7 +587,12 @@ insert_rows(IdemStore *store, IdemNewRow *rows, int nrows)
 	bool		conflict = false;
 
 	for (int i = 0; i < nrows; i++)
+	{
+		/* One choice of indexes serves all of them. */
+		Assert(rows[i].row.state == rows[0].row.state);
 		fill_new_row(store, i, &rows[i].key, &rows[i].row);
+	}
+	idem_store_choose_indexes(store, rows[0].row.state);
 	table_multi_insert(store->claims, store->new_rows, nrows,
 					   GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < nrows && !conflict; i++)
@@ -729,8 +735,11 @@ idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 	}
 	updated = row_was_free(result);
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
+	{
+		idem_store_choose_indexes(store, row->state);
 		insert_index_entries(store, store->slot, NULL,
 							 IDEM_UPDATE_ONLY_SUMMARIZING(update_indexes));
+	}
 	ExecClearTuple(store->slot);
 	idem_store_done(store);
 	if (updated)

@@ -1,7 +1,7 @@
 /*
  * store.h
- *	  The claims table.  Only store_open.c, store.c and expiry.c know how claims are
- *	  stored.
+ *	  The claims table.  Only store_open.c, store.c, expiry.c and unsettled.c know
+ *	  how claims are stored.
  */
 #ifndef IDEM_STORE_H
 #define IDEM_STORE_H

@@ -1,7 +1,7 @@
 /*
  * store_internal.h
- *	  The claims table, opened: what store_open.c, store.c and expiry.c share.  No other
- *	  file includes this.
+ *	  The claims table, opened: what store_open.c, store.c, expiry.c and unsettled.c
+ *	  share.  No other file includes this.
  */
 #ifndef IDEM_STORE_INTERNAL_H
 #define IDEM_STORE_INTERNAL_H
@@ -69,6 +69,9 @@ typedef struct IdemStore
 	EState	   *estate;
 	ResultRelInfo *target;
 	int			nkept_indexes;	/* how many of the target's the transaction keeps open */
+	int			nindexes_of_all;	/* how many of them can have an entry of any row */
+	Oid			unsettled_index;	/* only of rows in progress: the last of the target's, once
+									 * such a row was written; InvalidOid: there is none */
 	List	   *arbiters;		/* the primary key */
 } IdemStore;
 
@@ -88,6 +91,20 @@ extern void idem_store_done(IdemStore *store);
  * table without replica identity.
  */
 extern IdemStore *idem_store_use_to_write(CmdType command);
+
+/*
+ * Makes ready to write the index entries of a row in this state: sets the number of the
+ * target's indexes.  To be called before each such write.  Where the row is not in progress,
+ * the index of unsettled rows is left out without a look at its predicate, and is not even
+ * opened.
+ */
+extern void idem_store_choose_indexes(IdemStore *store, IdemState state);
+
+/*
+ * Whether the index has all rows that are in progress and no others.  It can be another one
+ * under the name of ours.
+ */
+extern bool idem_store_is_of_unsettled(Oid index, Relation claims);
 
 /* For a reader, which needs no store: opens the table and its key's index with
  * AccessShareLock.  The caller closes both. */

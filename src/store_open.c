@@ -48,13 +48,17 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "catalog/partition.h"
 #include "catalog/pg_am_d.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_constraint.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "nodes/primnodes.h"
+#include "nodes/readfuncs.h"
 #include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
@@ -66,6 +70,7 @@
 #include "utils/rel.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "store_internal.h"
@@ -87,6 +92,10 @@ static const AttrNumber key_columns[KEY_COLUMNS] = {
 
 static IdemStore *the_store = NULL;
 static bool the_store_is_stale = false;
+
+/* The index that idem_store_is_of_unsettled() was asked for last, and the answer */
+static Oid	asked_index = InvalidOid;
+static bool asked_index_is_of_unsettled = false;
 
 /* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
@@ -339,21 +348,66 @@ idem_store_init_keys(ScanKey keys)
 		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
 }
 
+/* predicate: of an index, as the catalog has it.  Whether it is: state = 'in_progress' */
 static bool
-has_user_index(const IdemStore *store)
+is_in_progress(Node *predicate)
+{
+	OpExpr	   *equal = (OpExpr *) predicate;
+	Var		   *column;
+	Const	   *label;
+
+	if (!IsA(predicate, OpExpr) || get_opcode(equal->opno) != F_ENUM_EQ ||
+		!IsA(linitial(equal->args), Var) || !IsA(lsecond(equal->args), Const))
+		return false;
+	column = linitial_node(Var, equal->args);
+	label = lsecond_node(Const, equal->args);
+	return column->varattno == Anum_claims_state && !label->constisnull &&
+		DatumGetObjectId(label->constvalue) ==
+		idem_catalog()->state[IDEM_STATE_IN_PROGRESS];
+}
+
+/* From the catalog, without opening the index: a claim of a marker asks for it, and needs
+ * nothing else of it. */
+bool
+idem_store_is_of_unsettled(Oid index, Relation claims)
+{
+	HeapTuple	tuple;
+	Datum		predicate;
+	bool		isnull;
+
+	if (!OidIsValid(index) || index == asked_index)
+		return OidIsValid(index) && asked_index_is_of_unsettled;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	predicate = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indpred,
+								&isnull);
+	asked_index_is_of_unsettled = !isnull &&
+		((Form_pg_index) GETSTRUCT(tuple))->indrelid == RelationGetRelid(claims) &&
+		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
+	ReleaseSysCache(tuple);
+	asked_index = index;
+	return asked_index_is_of_unsettled;
+}
+
+/* Sets which of the table's indexes are not of the extension. */
+static void
+look_at_indexes(IdemStore *store)
 {
 	List	   *indexes = RelationGetIndexList(store->claims);
-	bool		found = false;
+	Oid			unsettled = idem_catalog()->claims_unsettled;
 	ListCell   *cell;
 
 	foreach(cell, indexes)
 	{
-		if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
-			lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
-			found = true;
+		if (lfirst_oid(cell) == unsettled &&
+			idem_store_is_of_unsettled(unsettled, store->claims))
+			store->unsettled_index = unsettled;
+		else if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
+				 lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
+			store->has_user_index = true;
 	}
 	list_free(indexes);
-	return found;
 }
 
 static void
@@ -417,7 +471,7 @@ open_store(void)
 	store->claims = open_claims_to_write();
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
-	store->has_user_index = has_user_index(store);
+	look_at_indexes(store);
 	InitDirtySnapshot(store->dirty);
 	idem_store_init_keys(store->keys);
 	make_slots(store);
@@ -526,47 +580,92 @@ idem_store_step_back(void)
 		unlock_for_transaction(&locked_claims);
 }
 
-/* Locks all indexes before any is opened: the wait for a lock can end in an error. */
-static void
+/* The indexes that can have an entry of any row.  Locks all of them before any is opened: the
+ * wait for a lock can end in an error. */
+static List *
 lock_indexes(IdemStore *store)
 {
+	List	   *indexes = RelationGetIndexList(store->claims);
 	ListCell   *cell;
 
-	foreach(cell, RelationGetIndexList(store->claims))
+	indexes = list_delete_oid(indexes, store->unsettled_index);
+	foreach(cell, indexes)
 	{
 		Oid			locked = InvalidOid;
 
 		lock_for_transaction(&locked, lfirst_oid(cell));
 	}
+	return indexes;
+}
+
+/* Opens the nth index of the target under the caller's owner, as in open_store(): an
+ * expression of a user's index can raise an error here. */
+static void
+open_index(ResultRelInfo *target, int n, Oid oid)
+{
+	target->ri_IndexRelationDescs[n] = index_open(oid, NoLock);
+	target->ri_IndexRelationInfo[n] =
+		BuildIndexInfo(target->ri_IndexRelationDescs[n]);
 }
 
 static void
+keep_index(IdemStore *store, int n)
+{
+	Assert(n == store->nkept_indexes);
+	keep_open(store->target->ri_IndexRelationDescs[n]);
+	store->nkept_indexes++;
+	index_close(store->target->ri_IndexRelationDescs[n], NoLock);
+}
+
+/* Like ExecOpenIndices(), which would open the index of unsettled rows, too. */
+static void
 open_indexes(IdemStore *store)
 {
-	MemoryContext caller;
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+	List	   *indexes = lock_indexes(store);
+	int			most = list_length(indexes) + 1;	/* with the index of unsettled rows */
 	ResultRelInfo *target;
 
 	Assert(store->target == NULL && store->estate == NULL);
-	lock_indexes(store);
-
 	store->opened_in = GetCurrentSubTransactionId();
-	caller = MemoryContextSwitchTo(store->context);
 	store->estate = CreateExecutorState();
 	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
 	target = makeNode(ResultRelInfo);
 	/* Range table index 0: there is no range table, and there are no rights to check. */
 	InitResultRelInfo(target, store->claims, 0, NULL, 0);
-	/* An expression of a user's index can raise an error here: as in open_store(), the
-	 * caller's owner opens. */
-	ExecOpenIndices(target, false);
+	target->ri_IndexRelationDescs = palloc0(most * sizeof(Relation));
+	target->ri_IndexRelationInfo = palloc0(most * sizeof(IndexInfo *));
+	for (int i = 0; i < list_length(indexes); i++)
+		open_index(target, i, list_nth_oid(indexes, i));
 	store->target = target;
-	for (int i = 0; i < target->ri_NumIndices; i++)
-	{
-		keep_open(target->ri_IndexRelationDescs[i]);
-		store->nkept_indexes++;
-		index_close(target->ri_IndexRelationDescs[i], NoLock);
-	}
+	store->nindexes_of_all = list_length(indexes);
+	for (int i = 0; i < store->nindexes_of_all; i++)
+		keep_index(store, i);
 	MemoryContextSwitchTo(caller);
+}
+
+void
+idem_store_choose_indexes(IdemStore *store, IdemState state)
+{
+	int			n = store->nindexes_of_all;
+
+	Assert(store->target != NULL && store->in_use);
+	if (state == IDEM_STATE_IN_PROGRESS && OidIsValid(store->unsettled_index))
+	{
+		if (store->nkept_indexes == n)
+		{
+			MemoryContext caller = MemoryContextSwitchTo(store->context);
+			Oid			locked = InvalidOid;
+
+			lock_for_transaction(&locked, store->unsettled_index);
+			store->opened_in = GetCurrentSubTransactionId();
+			open_index(store->target, n, store->unsettled_index);
+			keep_index(store, n);
+			MemoryContextSwitchTo(caller);
+		}
+		n++;
+	}
+	store->target->ri_NumIndices = n;
 }
 
 IdemStore *
@@ -586,6 +685,8 @@ idem_store_use_to_write(CmdType command)
 static void
 invalidate_store(Datum arg, Oid relid)
 {
+	if (relid == InvalidOid || relid == asked_index)
+		asked_index = InvalidOid;
 	if (the_store_is_stale)
 		return;
 	the_store_is_stale = the_store == NULL || relid == InvalidOid ||

@@ -224,7 +224,7 @@ $node->safe_psql('postgres', q{
 # Signatures, with the names, types and defaults of the arguments that are passed in
 my $signatures = qq{
 	SELECT p.proname || '(' || coalesce(string_agg(
-			a.name || ' ' || format_type(a.type, NULL) || coalesce(' DEFAULT ' ||
+			quote_ident(a.name) || ' ' || format_type(a.type, NULL) || coalesce(' DEFAULT ' ||
 				regexp_replace(pg_get_function_arg_default(p.oid, a.n::int), '::[^:]+\$', ''), ''),
 			', ' ORDER BY a.n), '') || ')'
 	FROM pg_proc p LEFT JOIN LATERAL (

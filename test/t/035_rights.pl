@@ -199,9 +199,10 @@ my %refused = (
 		"SELECT requests.idem_forget('user', 'done')", 'SELECT requests.idem_cleanup()', 'CALL requests.idem_cleanup_all()',
 		'TABLE requests.idem_claims', 'TABLE requests.idem_scopes', 'TABLE requests.idem_stat_claims', 'TABLE requests.idem_metrics',
 		"SELECT nextval('requests.idem_token_seq')", "SELECT requests.idem_grant('stranger', 'app')",
-		"SELECT requests.idem_stat_reset()"
+		"SELECT requests.idem_stat_reset()", 'SELECT requests.idem_lapsed()'
 	],
 	app => [
+		'SELECT requests.idem_lapsed()',
 		"SELECT requests.idem_forget('user', 'done')", 'SELECT requests.idem_cleanup()', 'SELECT requests.idem_stat_reset()',
 		'SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims',
 		"UPDATE requests.idem_scopes SET ttl = '1 s'", "SELECT nextval('requests.idem_token_seq')",
@@ -284,6 +285,16 @@ is(as('app', q{SELECT requests.idem_claim('user', 'no index')}), 't', 'but claim
 refuses('owner', 'CREATE INDEX idem_claims_expires_at_idx ON requests.idem_claims (expires_at)', '42501');
 superuser('CREATE INDEX idem_claims_expires_at_idx ON requests.idem_claims (expires_at)');
 is(as('operator', 'SELECT requests.idem_cleanup()'), '0', 'a superuser makes it again: cleanup works');
+
+# The list of lapsed leases tells users, requests and progress of all applications.  So app does
+# not include it; a completer gets the right to it by itself.
+superuser('TRUNCATE requests.idem_claims');
+lease_token('lapsed');
+superuser("UPDATE requests.idem_claims SET lease_until = '2020-01-01'");
+is(as('operator', 'SELECT request_id FROM requests.idem_lapsed()'), 'lapsed', 'an operator lists lapsed leases');
+as('owner', 'GRANT EXECUTE ON FUNCTION requests.idem_lapsed TO app');
+is(as('app', 'SELECT request_id FROM requests.idem_lapsed()'), 'lapsed', 'and so does an application that was granted it');
+as('owner', 'REVOKE EXECUTE ON FUNCTION requests.idem_lapsed FROM app');
 
 # ----- default privileges -----
 

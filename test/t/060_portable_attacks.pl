@@ -459,6 +459,8 @@ answers($app, "SELECT idem_claim('u'::text, '00000000-0000-7000-8000-00000000000
 
 my $operator = Client->new($node, 'twins');
 $operator->ask('SET SESSION AUTHORIZATION friend');
+answers($operator, "SELECT idem_lapsed($_)", 'ERROR:  ID400') for "repeat('x', 256)::text, 1::int4", "NULL::text, (-1)::int4";
+answers($operator, "SELECT count(*) FROM idem_lapsed($_)", '0') for "NULL::text, NULL::int4", "''::text, 5::int4";
 answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 't');
 answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 'f');
 answers($operator, 'SELECT idem_cleanup(0::int4)', 'ERROR:  ID400');
