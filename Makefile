@@ -36,8 +36,10 @@ OBJS = \
 	src/lookup.o \
 	src/unsettled_sql.o \
 	src/outcome.o \
+	src/blocker.o \
 	src/held.o \
 	src/wait.o \
+	src/waiters.o \
 	src/store_open.o \
 	src/store.o \
 	src/expiry.o \

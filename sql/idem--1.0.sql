@@ -535,6 +535,63 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the la
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.worker_pids IS 'workers that run now';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the latest idem_stat_reset(); NULL: since the server started';
 
+CREATE FUNCTION @extschema@.idem_unsettled_claims(
+	OUT scope pg_catalog.text,
+	OUT user_id pg_catalog.text,
+	OUT request_id pg_catalog.text,
+	OUT status pg_catalog.text,
+	OUT lease_until pg_catalog.timestamptz,
+	OUT expires_at pg_catalog.timestamptz)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_unsettled_claims'
+LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 100;
+
+COMMENT ON FUNCTION @extschema@.idem_unsettled_claims() IS
+'for the view idem_unsettled';
+
+CREATE VIEW @extschema@.idem_unsettled AS
+	SELECT scope, user_id, request_id, status, lease_until, expires_at
+	FROM @extschema@.idem_unsettled_claims()
+	ORDER BY lease_until NULLS FIRST;
+
+COMMENT ON VIEW @extschema@.idem_unsettled IS
+'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
+COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next claim takes it over; unknown: somebody has to find out';
+
+CREATE FUNCTION @extschema@.idem_held_keys(
+	OUT scope pg_catalog.text,
+	OUT user_id pg_catalog.text,
+	OUT request_id pg_catalog.text,
+	OUT pid pg_catalog.int4,
+	OUT gid pg_catalog.text,
+	OUT since pg_catalog.timestamptz,
+	OUT lease_until pg_catalog.timestamptz,
+	OUT waiters pg_catalog.int4)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_held_keys'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100;
+
+COMMENT ON FUNCTION @extschema@.idem_held_keys() IS
+'for the view idem_holders: one row for each lease, and one for each waiter';
+
+-- Waiters of a lease that ended a moment ago have nobody to wait for.
+CREATE VIEW @extschema@.idem_holders AS
+	SELECT h.scope, h.user_id, h.request_id, pg_catalog.max(h.pid) AS pid, pg_catalog.max(h.gid) AS gid,
+		pg_catalog.min(h.since) AS since, pg_catalog.max(h.lease_until) AS lease_until, pg_catalog.sum(h.waiters) AS waiters
+	FROM @extschema@.idem_held_keys() AS h
+	GROUP BY h.scope, h.user_id, h.request_id
+	HAVING pg_catalog.count(h.pid) OPERATOR(pg_catalog.>) 0 OR pg_catalog.count(h.gid) OPERATOR(pg_catalog.>) 0
+		OR pg_catalog.count(h.lease_until) OPERATOR(pg_catalog.>) 0
+	ORDER BY pg_catalog.min(h.since), pg_catalog.max(h.lease_until);
+
+COMMENT ON VIEW @extschema@.idem_holders IS
+'who holds the requests that are waited for, or that have a live lease';
+COMMENT ON COLUMN @extschema@.idem_holders.pid IS 'process whose transaction holds the request';
+COMMENT ON COLUMN @extschema@.idem_holders.gid IS 'prepared transaction that holds it';
+COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began, or was prepared';
+COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
+COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many processes wait for it; NULL: idem is not preloaded, and nobody knows';
+
 CREATE FUNCTION @extschema@.idem_stat_claims_counters(
 	OUT claimed pg_catalog.int8,
 	OUT completed pg_catalog.int8,
@@ -651,7 +708,8 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'];
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
+		'idem_unsettled_claims', 'idem_held_keys'];
 	-- all but the token: only its holder may know it
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	-- all but guarded_since, which a trigger sets
@@ -692,7 +750,7 @@ BEGIN
 		EXECUTE format(command, format('SELECT (%s) ON %s.idem_claims', columns, schema), role);
 		EXECUTE format(command, format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE format(command,
-			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics', schema), role);
+			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
 	END IF;
 
 	-- REVOKE only revokes what the current role granted, and says nothing about the rest.
@@ -795,7 +853,7 @@ BEGIN
 		EXECUTE pg_catalog.format('GRANT TRUNCATE ON @extschema@.idem_claims TO %s', owner);
 		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s WITH GRANT OPTION', owner);
 		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO %s WITH GRANT OPTION', owner);
 		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s WITH GRANT OPTION', owner);
 		FOR routine IN
 			SELECT p.oid
@@ -816,10 +874,13 @@ $block$;
 
 -- A function in a view is called with the rights of the role that reads the view, so that
 -- role needs both.
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics TO pg_monitor;
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics,
+	@extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),
-	@extschema@.idem_stat_claims_counters()
+	@extschema@.idem_stat_claims_counters(),
+	@extschema@.idem_unsettled_claims(),
+	@extschema@.idem_held_keys()
 TO pg_monitor;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');

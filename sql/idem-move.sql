@@ -241,7 +241,8 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters'])),
+				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
+				'idem_unsettled_claims', 'idem_held_keys'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
 				'fingerprint', 'result', 'progress']),
@@ -255,7 +256,9 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 			('operator', 'idem_settings', 'UPDATE', ARRAY[NULL]),
 			('operator', 'idem_stat_cleanup', 'SELECT', ARRAY[NULL]),
 			('operator', 'idem_stat_claims', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_metrics', 'SELECT', ARRAY[NULL])),
+			('operator', 'idem_metrics', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_unsettled', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_holders', 'SELECT', ARRAY[NULL])),
 	set_rights (privileges, kind, object, attribute, privilege) AS (
 		SELECT s.privileges, 'ROUTINE', p.oid::regprocedure::text, NULL::text, 'EXECUTE'
 		FROM set_routines AS s JOIN pg_proc AS p ON p.pronamespace = '@extschema@'::regnamespace AND p.proname::text = ANY (s.names)
@@ -287,6 +290,7 @@ BEGIN
 		RETURN;
 	END IF;
 	DROP VIEW @extschema@.idem_stat_cleanup;
+	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
 	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
 	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
 	-- One command, so that functions that depend on each other are dropped together.

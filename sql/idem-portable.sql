@@ -1086,6 +1086,27 @@ BEGIN
 END
 $$;
 
+-- SQL does not tell which transaction a wait was for, so only a lease is described.  (The
+-- other transaction may have ended by now, and its row may be visible.)
+CREATE FUNCTION @extschema@.idem__raise_held(sqlstate_ text, message_ text, key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	lease_until constant timestamptz := (SELECT c.lease_until FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state::text = 'in_progress'
+			AND (c.lease_until > clock_timestamp() OR @extschema@.idem__is_ours(c.xmin))
+		LIMIT 1);
+BEGIN
+	PERFORM @extschema@.idem__raise(sqlstate_, message_, 'Retry the same request later.',
+		'S' || substr(@extschema@.idem__name(key), 2) || '. ' || CASE
+			WHEN isfinite(lease_until) THEN pg_catalog.format('A lease holds it until %s.',
+				to_char(@extschema@.idem__whole_second(lease_until), 'YYYY-MM-DD HH24:MI:SSOF'))
+			WHEN lease_until IS NOT NULL THEN 'A lease holds it until infinity.'
+			ELSE 'Another transaction was in the way.' END);
+END
+$$;
+
 CREATE FUNCTION @extschema@.idem__raise_outcome(outcome text, key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
@@ -1096,10 +1117,9 @@ BEGIN
 			PERFORM @extschema@.idem__raise_of_key('ID417', 'request has failed for good',
 				'Do not retry it: use a new request id. idem_result(user_id, request_id, scope) has the stored error.', key);
 		WHEN 'in_progress' THEN
-			PERFORM @extschema@.idem__raise_of_key('ID409', 'request is being executed', 'Retry the same request later.', key);
+			PERFORM @extschema@.idem__raise_held('ID409', 'request is being executed', key);
 		WHEN 'timed_out' THEN
-			PERFORM @extschema@.idem__raise_of_key('ID503', 'request is still being executed after the wait',
-				'Retry the same request later.', key);
+			PERFORM @extschema@.idem__raise_held('ID503', 'request is still being executed after the wait', key);
 		WHEN 'unknown' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID424', 'request''s lease lapsed, and whether it was executed is unknown',
 				'Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget().', key);
@@ -2229,6 +2249,52 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
 'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: a claim takes it over, unknown: find out, then settle it with idem_heal()';
 
+-- Roles that read a view have no right on the tables that it reads.  The index of unsettled
+-- claims finds the rows.
+CREATE VIEW @extschema@.idem_unsettled AS
+	SELECT c.scope, c.user_id, c.request_id,
+		CASE WHEN c.lease_until > clock_timestamp() THEN 'live' WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END AS status,
+		c.lease_until, c.expires_at
+	FROM @extschema@.idem_claims AS c LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope
+	WHERE c.state = 'in_progress'::@extschema@.idem_state
+		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
+			OR c.lease_until > clock_timestamp() OR c.expires_at > clock_timestamp())
+	ORDER BY c.lease_until NULLS FIRST;
+
+COMMENT ON VIEW @extschema@.idem_unsettled IS
+'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
+COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next claim takes it over; unknown: somebody has to find out';
+
+-- SQL does not see which request a session waits for, nor sessions that sleep until a lease
+-- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
+-- prepared transaction has no process.
+CREATE VIEW @extschema@.idem_holders AS
+	SELECT u.scope, u.user_id, u.request_id, NULL::int4 AS pid, NULL::text AS gid, NULL::timestamptz AS since,
+		u.lease_until, NULL::int8 AS waiters
+	FROM @extschema@.idem_unsettled AS u
+	WHERE u.status = 'live'
+	UNION ALL
+	SELECT NULL, NULL, NULL, h.pid, p.gid, coalesce(p.prepared, a.xact_start), NULL, count(DISTINCT w.pid)
+	FROM pg_locks AS w
+		JOIN pg_locks AS h ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted AND h.mode = 'ExclusiveLock'
+		LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
+		LEFT JOIN pg_prepared_xacts AS p ON h.pid IS NULL AND p.transaction = h.transactionid
+	WHERE w.locktype = 'transactionid' AND NOT w.granted
+		AND EXISTS (SELECT FROM pg_locks AS t WHERE t.pid = w.pid AND t.granted AND t.locktype = 'relation'
+			AND t.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+			AND t.relation = '@extschema@.idem_claims'::regclass AND t.mode <> 'AccessShareLock')
+	GROUP BY h.pid, p.gid, p.prepared, a.xact_start
+	ORDER BY since, lease_until;
+
+COMMENT ON VIEW @extschema@.idem_holders IS
+'live leases, and the transactions that claims wait for';
+COMMENT ON COLUMN @extschema@.idem_holders.request_id IS 'NULL, as user_id and scope are: a transaction that is waited for; SQL does not see for which request';
+COMMENT ON COLUMN @extschema@.idem_holders.pid IS 'process whose transaction is waited for';
+COMMENT ON COLUMN @extschema@.idem_holders.gid IS 'prepared transaction that is waited for';
+COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began, or was prepared; NULL: the reader may not see it';
+COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
+COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many sessions wait for the transaction; NULL for a lease: SQL does not see them';
+
 -- ----- cleaning -----
 
 -- A row for each batch; batches of more than a week ago are merged into one row.  (Not one
@@ -2447,7 +2513,8 @@ BEGIN
 		EXECUTE pg_catalog.format(command,
 			pg_catalog.format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT, UPDATE ON %s.idem_settings', schema), role);
-		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT ON %s.idem_stat_cleanup', schema), role);
+		EXECUTE pg_catalog.format(command,
+			pg_catalog.format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
 	END IF;
 END
 $$;
@@ -2500,7 +2567,7 @@ BEGIN
 	LOOP
 		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', object.name, object.grantee);
 	END LOOP;
-	GRANT SELECT ON @extschema@.idem_stat_cleanup TO pg_monitor;
+	GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 
 	IF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
 			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN

@@ -313,6 +313,8 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	/* In a mismatch, the row belongs to another request. */
 	if (outcome != IDEM_MISMATCH)
 		answer_with(answer, outcome, &found->row);
+	if (outcome == IDEM_IN_PROGRESS)
+		answer->blocker = IDEM_BLOCKED_BY_LEASE(found->row.lease_until);
 	return outcome == IDEM_IN_PROGRESS && !found->ours ?
 		STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
@@ -353,10 +355,10 @@ take_policy(IdemClaimCall *call)
 	return true;
 }
 
-/* False: the deadline passed. */
+/* False: the deadline passed; the blocker is set then.  (That of a lease is set before.) */
 static bool
 wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
-				const IdemDeadline *delete_deadline)
+				const IdemDeadline *delete_deadline, IdemBlocker *blocker)
 {
 	const IdemFound *found = &look->found;
 	const IdemDeadline *deadline = &call->deadline;
@@ -375,13 +377,15 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	if (step == STEP_WAIT_FOR_POLICY)
 	{
 		/* One refusal counts for all keys of the call. */
+		*blocker = IDEM_BLOCKED_BY_POLICY;
 		call->is_refused = call->is_refused ||
 			!idem_wait_for_lock(idem_policy_wait_lock,
 								"a change of idem_scopes", deadline);
 		return !call->is_refused;
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
-		return idem_wait_for_row_lock(&call->key, found, deadline);
+		return idem_wait_for_row_lock(&call->key, found, deadline, blocker);
+	*blocker = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
 	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
 		deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
@@ -458,7 +462,8 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 			idem_deadline_begin(&call->deadline);
 			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
 		}
-		if (!wait_for_holder(call, step, look, &delete_deadline))
+		if (!wait_for_holder(call, step, look, &delete_deadline,
+							 &answer->blocker))
 		{
 			answer->outcome = idem_outcome_of_passed(&call->deadline);
 			idem_store_note_read(&call->key);
@@ -656,7 +661,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	read_arguments(fcinfo, &call);
 	claim_one(&call, "idem_claim()", &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key);
+		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
 	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
 }
 

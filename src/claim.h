@@ -5,6 +5,7 @@
 #ifndef IDEM_CLAIM_H
 #define IDEM_CLAIM_H
 
+#include "blocker.h"
 #include "policy.h"
 #include "store.h"
 #include "wait.h"
@@ -34,6 +35,7 @@ typedef struct IdemClaimAnswer
 	int64		token;			/* claimed lease; else 0 */
 	TimestampTz expires_at;		/* IDEM_NO_TIME: none */
 	TimestampTz lease_until;	/* the same */
+	IdemBlocker blocker;		/* of in_progress and timed_out, for idem_raise_outcome() */
 } IdemClaimAnswer;
 
 /* One of many keys */

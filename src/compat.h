@@ -14,6 +14,8 @@
 #include "fmgr.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
+#include "storage/proc.h"
+#include "utils/backend_status.h"
 #include "utils/relcache.h"
 #include "utils/wait_event.h"
 
@@ -116,6 +118,44 @@ idem_conditional_lock_database(Oid database)
 	LockRelease(&tag, RowExclusiveLock, false);
 #endif
 	return true;
+}
+
+/*
+ * 16: pgstat_get_local_beentry_by_index().  When a process has begun its transaction;
+ * DT_NOBEGIN: it has none, it does not tell, or it has ended.
+ */
+static inline TimestampTz
+idem_transaction_begin(int pid)
+{
+	TimestampTz begin = DT_NOBEGIN;
+
+	/* Otherwise we read what the session saw when it looked at pg_stat_activity first. */
+	pgstat_clear_backend_activity_snapshot();
+	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
+	{
+#if PG_VERSION_NUM >= 160000
+		LocalPgBackendStatus *local = pgstat_get_local_beentry_by_index(i);
+#else
+		LocalPgBackendStatus *local = pgstat_fetch_stat_local_beentry(i);
+#endif
+
+		if (local->backendStatus.st_procpid == pid &&
+			local->backendStatus.st_xact_start_timestamp != 0)
+			begin = local->backendStatus.st_xact_start_timestamp;
+	}
+	pgstat_clear_backend_activity_snapshot();
+	return begin;
+}
+
+/* 17: MyProcNumber.  A number of this process below MaxBackends */
+static inline int
+idem_process_number(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return MyProcNumber;
+#else
+	return MyProc->pgprocno;
+#endif
 }
 
 /* 17: an extension's wait events have names.  Call this once in a process. */

@@ -139,10 +139,11 @@ idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
 
 bool
 idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
-					   const IdemDeadline *deadline)
+					   const IdemDeadline *deadline, IdemBlocker *blocker)
 {
 	TransactionId locker = idem_store_row_locker(&found->ref);
 
+	*blocker = IDEM_BLOCKED_BY_TRANSACTION(locker);
 	return !TransactionIdIsValid(locker) ||
 		idem_wait_for_transaction(key, locker, 0, deadline);
 }
@@ -150,22 +151,26 @@ idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
 void
 idem_wait_for_row_or_raise(IdemHolder *holder)
 {
+	IdemBlocker blocker;
+
 	if (!idem_wait_for_row_lock(&holder->key, &holder->found,
-								&holder->deadline))
+								&holder->deadline, &blocker))
 		idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
-						   &holder->key);
+						   &holder->key, &blocker);
 }
 
 static void
 wait_for_writer_or_raise(IdemHolder *holder)
 {
+	IdemBlocker blocker = IDEM_BLOCKED_BY_TRANSACTION(holder->found.xid);
+
 	if (idem_wait_for_transaction(&holder->key, holder->found.xid,
 								  holder->found.speculative,
 								  &holder->deadline))
 		return;
 	idem_store_note_read(&holder->key);
 	idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
-					   &holder->key);
+					   &holder->key, &blocker);
 }
 
 bool

@@ -8,6 +8,7 @@
 
 #include "fmgr.h"
 
+#include "blocker.h"
 #include "policy.h"
 #include "store.h"
 #include "wait.h"
@@ -59,10 +60,12 @@ extern void idem_find_row_of_holder(IdemHolder *holder);
 
 /*
  * Waits until no other transaction has the row that was found locked.  The first one
- * returns false when the deadline passes, the second one raises ID503 or ID409.
+ * returns false when the deadline passes, and sets the blocker; the second one raises ID503
+ * or ID409.
  */
 extern bool idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
-								   const IdemDeadline *deadline);
+								   const IdemDeadline *deadline,
+								   IdemBlocker *blocker);
 extern void idem_wait_for_row_or_raise(IdemHolder *holder);
 
 /* The outcome of a call whose deadline passed: in_progress where the caller did not want

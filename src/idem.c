@@ -18,6 +18,7 @@
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
+#include "waiters.h"
 
 IDEM_MODULE_MAGIC("idem", "1.0.0");
 
@@ -31,6 +32,7 @@ _PG_init(void)
 	idem_policy_init();
 	idem_held_init();
 	idem_wait_init(process_shared_preload_libraries_in_progress);
+	idem_waiters_init(process_shared_preload_libraries_in_progress);
 	idem_stats_init_backend();
 
 	if (!process_shared_preload_libraries_in_progress)

@@ -125,10 +125,17 @@ idem_key_to_string(const IdemKey *key)
 int
 idem_errdetail_key(const IdemKey *key)
 {
+	return idem_errdetail_key_and(key, NULL);
+}
+
+int
+idem_errdetail_key_and(const IdemKey *key, const char *sentence)
+{
 	char	   *names = idem_key_to_string(key);
 
 	names[0] = 'S';
-	return errdetail("%s.", names);
+	return sentence == NULL ? errdetail("%s.", names) :
+		errdetail("%s. %s", names, sentence);
 }
 
 static uint32

@@ -36,6 +36,9 @@ extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
 /* errdetail() with the names of the key */
 extern int	idem_errdetail_key(const IdemKey *key);
 
+/* The same, followed by another sentence; NULL: by none */
+extern int	idem_errdetail_key_and(const IdemKey *key, const char *sentence);
+
 /* The same names as text, palloc'd */
 extern char *idem_key_to_string(const IdemKey *key);
 

@@ -49,7 +49,8 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 };
 
 void
-idem_raise_outcome(IdemOutcome outcome, const IdemKey *key)
+idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
+				   const IdemBlocker *blocker)
 {
 	const OutcomeError *error = &outcome_errors[outcome];
 
@@ -57,6 +58,6 @@ idem_raise_outcome(IdemOutcome outcome, const IdemKey *key)
 	ereport(ERROR,
 			(errcode(error->sqlstate),
 			 errmsg("%s", error->message),
-			 idem_errdetail_key(key),
+			 idem_errdetail_key_and(key, idem_blocker_to_string(blocker)),
 			 errhint("%s", error->hint)));
 }

@@ -5,10 +5,12 @@
 #ifndef IDEM_OUTCOME_H
 #define IDEM_OUTCOME_H
 
+#include "blocker.h"
 #include "catalog.h"
 #include "key.h"
 
 /* Raises the outcome; not for claimed, completed and invalid, which no call raises. */
-extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key);
+extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
+							   const IdemBlocker *blocker);
 
 #endif							/* IDEM_OUTCOME_H */

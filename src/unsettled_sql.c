@@ -1,12 +1,13 @@
 /*
  * unsettled_sql.c
- *	  Lists of unsettled claims, as SQL functions.
+ *	  Lists of unsettled claims, and of who holds and who waits for them, as SQL functions.
  *
  * They read by the caller's snapshot, like a table in a query, and work in read-only
  * transactions and on a standby.
  *
- * They tell users, requests and progress of all applications of the database.  So they are
- * granted to operators, and not to every application (idem_grant()).
+ * They tell users and requests of all applications of the database.  So they are granted to
+ * operators, the views without progress also to pg_monitor, and none to every application
+ * (idem_grant()).
  */
 #include "postgres.h"
 
@@ -22,9 +23,11 @@
 #include "utils/tuplesort.h"
 #include "utils/typcache.h"
 
+#include "blocker.h"
 #include "holder.h"
 #include "sqlstate.h"
 #include "unsettled.h"
+#include "waiters.h"
 
 /* Columns of all lists; the sixth differs */
 enum
@@ -37,7 +40,23 @@ enum
 	COLUMN_LAST
 };
 
+/* Columns of idem_held_keys() */
+enum
+{
+	HELD_SCOPE = 1,
+	HELD_USER_ID,
+	HELD_REQUEST_ID,
+	HELD_PID,
+	HELD_GID,
+	HELD_SINCE,
+	HELD_LEASE_UNTIL,
+	HELD_WAITERS,
+	HELD_COLUMNS = HELD_WAITERS
+};
+
 PG_FUNCTION_INFO_V1(idem_lapsed);
+PG_FUNCTION_INFO_V1(idem_unsettled_claims);
+PG_FUNCTION_INFO_V1(idem_held_keys);
 
 /* What a claim would find */
 typedef enum Status
@@ -205,5 +224,121 @@ idem_lapsed(PG_FUNCTION_ARGS)
 	return_sorted(rsinfo, sort, limit, true);
 	idem_store_unsettled_scan_end(scan);
 	ExecDropSingleTupleTableSlot(slot);
+	return (Datum) 0;
+}
+
+/*
+ * idem_unsettled_claims() -> setof (scope, user_id, request_id, status, lease_until, expires_at)
+ *
+ * For the view idem_unsettled, which sorts them.
+ */
+Datum
+idem_unsettled_claims(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TimestampTz now = GetCurrentTimestamp();
+	TupleTableSlot *slot;
+	IdemUnsettledScan *scan;
+	IdemUnsettled row;
+
+	InitMaterializedSRF(fcinfo, 0);
+	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
+	scan = idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
+	while (idem_store_unsettled_scan_next(scan, &row))
+	{
+		Status		status = status_of(&row, now);
+
+		CHECK_FOR_INTERRUPTS();
+		if (status == STATUS_ABSENT)
+			continue;
+		fill_slot(slot, &row, status);
+		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row.expires_at), false);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 slot->tts_values, slot->tts_isnull);
+	}
+	idem_store_unsettled_scan_end(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	return (Datum) 0;
+}
+
+/* ----- who holds it ----- */
+
+/* runner: of the transaction that holds it; NULL: a lease does, until lease_until, or not even
+ * that is known (IDEM_NO_TIME).  nwaiters: -1: not known */
+static void
+put_held(ReturnSetInfo *rsinfo, const IdemKey *key, const IdemRunner *runner,
+		 TimestampTz lease_until, int nwaiters)
+{
+	Datum		values[HELD_COLUMNS] = {0};
+	bool		nulls[HELD_COLUMNS] = {false};
+
+	values[HELD_SCOPE - 1] = PointerGetDatum(key->scope);
+	values[HELD_USER_ID - 1] = PointerGetDatum(key->user_id);
+	values[HELD_REQUEST_ID - 1] = PointerGetDatum(key->request_id);
+	nulls[HELD_PID - 1] = runner == NULL || runner->pid == 0;
+	nulls[HELD_GID - 1] = runner == NULL || runner->gid == NULL;
+	nulls[HELD_SINCE - 1] = runner == NULL || runner->since == DT_NOBEGIN;
+	if (!nulls[HELD_PID - 1])
+		values[HELD_PID - 1] = Int32GetDatum(runner->pid);
+	if (!nulls[HELD_GID - 1])
+		values[HELD_GID - 1] = CStringGetTextDatum(runner->gid);
+	if (!nulls[HELD_SINCE - 1])
+		values[HELD_SINCE - 1] = TimestampTzGetDatum(runner->since);
+	values[HELD_LEASE_UNTIL - 1] = TimestampTzGetDatum(lease_until);
+	nulls[HELD_LEASE_UNTIL - 1] = lease_until == IDEM_NO_TIME;
+	values[HELD_WAITERS - 1] = Int32GetDatum(nwaiters);
+	nulls[HELD_WAITERS - 1] = nwaiters < 0;
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+static void
+put_leases(ReturnSetInfo *rsinfo, int nwaiters)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	IdemUnsettledScan *scan =
+		idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
+	IdemUnsettled row;
+
+	while (idem_store_unsettled_scan_next(scan, &row))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (row.lease_until > now)
+			put_held(rsinfo, &row.key, NULL, row.lease_until, nwaiters);
+	}
+	idem_store_unsettled_scan_end(scan);
+}
+
+/*
+ * idem_held_keys() -> setof (scope, user_id, request_id, pid, gid, since, lease_until, waiters)
+ *
+ * For the view idem_holders, which makes one row of those of a key: one for its lease, with no
+ * waiter, and one for each waiter.
+ */
+Datum
+idem_held_keys(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemWaiter *waiters;
+	int			n;
+
+	InitMaterializedSRF(fcinfo, 0);
+	n = idem_waiters(&waiters);
+	if (n < 0)
+		ereport(WARNING,
+				(errmsg("idem must be loaded via \"shared_preload_libraries\" to know who waits"),
+				 errdetail("Only leases are listed, without their waiters."),
+				 errhint("Add idem to shared_preload_libraries and restart the server.")));
+	put_leases(rsinfo, n < 0 ? -1 : 0);
+	for (int i = 0; i < n; i++)
+	{
+		IdemRunner	runner;
+		bool		is_lease = !TransactionIdIsValid(waiters[i].xid);
+
+		CHECK_FOR_INTERRUPTS();
+		/* If the holder is gone, the waiter is about to wake up. */
+		if (is_lease || idem_find_runner(waiters[i].xid, &runner))
+			put_held(rsinfo, &waiters[i].key, is_lease ? NULL : &runner,
+					 IDEM_NO_TIME, 1);
+	}
 	return (Datum) 0;
 }

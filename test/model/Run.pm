@@ -154,6 +154,9 @@ sub show_error
 	# itself raises 40001.
 	$detail = undef if $error->{C} =~ /^(?:23502|23514|40001)$/;
 	$hint = undef if $error->{C} eq '40001';
+	# The second sentence says who holds the request: with times, and in one edition only.
+	$detail =~ s/(?<="\.) (?:A lease|Process|Prepared|Its holder|A transaction|Another transaction) [^"]*(?:"[^"]*"[^"]*)?$//
+	  if defined $detail && $error->{C} =~ /^ID(?:409|503)$/;
 	my $text = join ' | ', "$error->{S} $error->{C}: $error->{M}",
 	  defined $detail ? "DETAIL: $detail" : (),
 	  defined $hint ? "HINT: $hint" : ();

@@ -418,7 +418,19 @@ DELETE FROM idem_scopes WHERE scope = 'kept';
 -- ----- what the messages say -----
 
 \set VERBOSITY default
-SELECT idem_claim('lease', 'w', wait => '0');
+-- The DETAIL says until when, in whole seconds.
+DO $$
+DECLARE
+	detail text;
+	until timestamptz;
+BEGIN
+	PERFORM idem_claim('lease', 'w', wait => '0');
+EXCEPTION WHEN SQLSTATE 'ID409' THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+	RAISE INFO '% %', SQLERRM, regexp_replace(detail, 'until .*[.]$', 'until');
+	until := substring(detail FROM 'until (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[-+]\d\d(:\d\d)?)[.]$');
+	RAISE INFO '%', (SELECT until >= lease_until AND until < lease_until + interval '1 s' FROM idem_lookup('lease', 'w'));
+END $$;
 SELECT idem_try_claim('lease', 'x', lease => '0');
 SELECT idem_try_claim('lease', 'x', progress => '1');
 SELECT idem_extend('lease', 'w', NULL);

@@ -48,12 +48,12 @@ SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app'
 	has_function_privilege('regress_idem_operator', objid, 'EXECUTE') AS operator
 FROM pg_depend d JOIN pg_extension e ON refobjid = e.oid JOIN pg_proc p ON p.oid = objid
 WHERE extname ~ '^idem' AND classid = 'pg_proc'::regclass AND d.deptype = 'e'
-	AND proname ~ '^idem_[a-z]' AND proname !~ '_stat_|_scopes_|_rights|_promise|_distribute'
+	AND proname ~ '^idem_[a-z]' AND proname !~ '_stat_|_scopes_|_rights|_promise|_distribute|_unsettled_|_held_'
 ORDER BY p.proname COLLATE "C", p.pronargs;
 SELECT r, relname, string_agg(p, ', ' ORDER BY p COLLATE "C") FROM pg_class c,
-	unnest(ARRAY['regress_idem_app', 'regress_idem_operator']) AS r,
+	unnest(ARRAY['pg_monitor', 'regress_idem_app', 'regress_idem_operator']) AS r,
 	unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p
-WHERE relname IN ('idem_claims', 'idem_scopes', 'idem_stat_cleanup') AND has_table_privilege(r, c.oid, p)
+WHERE relname IN ('idem_claims', 'idem_scopes', 'idem_stat_cleanup', 'idem_unsettled', 'idem_holders') AND has_table_privilege(r, c.oid, p)
 GROUP BY r, relname ORDER BY r COLLATE "C", relname COLLATE "C";
 -- The operator can write all columns but guarded_since, which a trigger sets.
 SELECT attname FROM pg_attribute

@@ -140,7 +140,7 @@ INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user
 ALTER TABLE idem_claims DROP x, DROP y;
 SELECT idem_claim('u', 'with x');
 SELECT idem_complete('u', 'lease with x', '"done"', 5);
-SELECT * FROM idem_lookup('u', 'lease with x') AS l (state, expires_at, lease_until, fingerprint, result, progress);
+SELECT state, expires_at, lease_until, fingerprint, result, progress FROM idem_lookup('u', 'lease with x');
 SELECT idem_forget('u', 'with x');
 BEGIN;
 SELECT idem_claim('u', 'marker'), idem_claim('u', 'printed', fingerprint => '\x01');

@@ -20,7 +20,9 @@ SELECT idem_complete('1');
 \echo :SQLSTATE
 SELECT idem_complete('2pc', 'committed', '1');
 \echo :SQLSTATE
--- in_progress and timed_out: by the argument wait, and by the setting idem.wait
+-- in_progress and timed_out: by the argument wait, and by the setting idem.wait. What the DETAIL
+-- says of the holder is tested in test/t/048_holders.pl.
+\set VERBOSITY terse
 SELECT idem_claim('2pc', 'committed', wait => '0');
 \echo :SQLSTATE
 SET idem.wait = 0;
@@ -45,6 +47,7 @@ SELECT idem_claim('2pc', 'committed', wait => '1 hour');
 SELECT idem_claim('2pc', 'committed', wait => '0');
 \echo :SQLSTATE
 RESET lock_timeout;
+\set VERBOSITY default
 -- After a wait lock_timeout is as before, and the transaction keeps its work.
 BEGIN;
 SELECT idem_claim('2pc', 'mine');
