@@ -397,7 +397,8 @@ RETURNS TABLE (
 	lease_until pg_catalog.timestamptz,
 	fingerprint pg_catalog.bytea,
 	result pg_catalog.jsonb,
-	progress pg_catalog.jsonb)
+	progress pg_catalog.jsonb,
+	committed_at pg_catalog.timestamptz)
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1;
 

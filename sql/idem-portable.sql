@@ -2192,10 +2192,28 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
 'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
 
+-- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
+-- on a standby, which raises an error if its primary does not track commits; and on Citus,
+-- where another server may have written the row.
+CREATE FUNCTION @extschema@.idem__committed_at(key @extschema@.idem__key)
+RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+	IF current_setting('track_commit_timestamp') <> 'on' OR pg_is_in_recovery()
+		OR to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+		RETURN NULL;
+	END IF;
+	RETURN (SELECT pg_xact_commit_timestamp(c.xmin) FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1);
+END
+$$;
+
 CREATE FUNCTION @extschema@.idem_lookup(user_id text, request_id text, scope text DEFAULT '')
 RETURNS TABLE (
 	state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
-	fingerprint bytea, result jsonb, progress jsonb)
+	fingerprint bytea, result jsonb, progress jsonb, committed_at timestamptz)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2203,7 +2221,7 @@ AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
+	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress, @extschema@.idem__committed_at(key)
 	FROM @extschema@.idem__latest_row(key) AS c;
 END
 $$;

@@ -7,6 +7,8 @@
  */
 #include "postgres.h"
 
+#include "access/commit_ts.h"
+#include "access/xlog.h"
 #include "funcapi.h"
 #include "utils/jsonb.h"
 #include "utils/snapmgr.h"
@@ -16,7 +18,7 @@
 #include "held.h"
 #include "holder.h"
 
-#define LOOKUP_COLUMNS 6
+#define LOOKUP_COLUMNS 7
 
 PG_FUNCTION_INFO_V1(idem_result_latest);
 PG_FUNCTION_INFO_V1(idem_result);
@@ -120,7 +122,20 @@ set_varlena(Datum *value, bool *isnull, const void *varlena)
 	*isnull = varlena == NULL;
 }
 
-/* idem_lookup(user_id, request_id, scope) -> the row but its token, or none */
+/*
+ * False: the server does not know.  It tracks the commits of some time only, and none of a
+ * transaction that runs.  On a standby, asking for it raises an error if the primary does not
+ * track commits, and no function tells beforehand.
+ */
+static bool
+find_commit(TransactionId xid, TimestampTz *committed_at)
+{
+	return track_commit_timestamp && !RecoveryInProgress() &&
+		TransactionIdGetCommitTsData(xid, committed_at, NULL);
+}
+
+/* idem_lookup(user_id, request_id, scope) -> the row but its token, when it was committed; or
+ * none */
 Datum
 idem_lookup(PG_FUNCTION_ARGS)
 {
@@ -129,6 +144,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	bool		nulls[LOOKUP_COLUMNS] = {false};
 	IdemKey		key;
 	IdemRow		row;
+	TimestampTz committed_at;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
 	InitMaterializedSRF(fcinfo, 0);
@@ -143,6 +159,9 @@ idem_lookup(PG_FUNCTION_ARGS)
 	set_varlena(&values[3], &nulls[3], row.fingerprint);
 	set_varlena(&values[4], &nulls[4], row.result);
 	set_varlena(&values[5], &nulls[5], row.progress);
+	nulls[6] = !find_commit(row.writer, &committed_at);
+	if (!nulls[6])
+		values[6] = TimestampTzGetDatum(committed_at);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
 }

@@ -129,14 +129,20 @@ is_deleted_in_flight(TupleTableSlot *slot)
 	return ItemPointerEquals(&tuple->t_self, &tuple->t_data->t_ctid);
 }
 
+static TransactionId
+writer_of(TupleTableSlot *slot)
+{
+	bool		isnull;
+
+	return DatumGetTransactionId(slot_getsysattr(slot,
+												 MinTransactionIdAttributeNumber,
+												 &isnull));
+}
+
 static bool
 is_ours(TupleTableSlot *slot)
 {
-	bool		isnull;
-	Datum		xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber,
-									   &isnull);
-
-	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+	return TransactionIdIsCurrentTransactionId(writer_of(slot));
 }
 
 /* Of the row that the scan has just returned */
@@ -421,7 +427,10 @@ idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 	{
 		ours = is_ours(slot);
 		if (ours || !found)
+		{
 			read_row(slot, row);
+			row->writer = writer_of(slot);
+		}
 		found = true;
 	}
 	index_endscan(scan);

@@ -35,6 +35,7 @@ typedef struct IdemRow
 	const IdemStored *fingerprint;	/* a bytea */
 	const IdemStored *result;	/* a jsonb; of a failed request: the error */
 	const IdemStored *progress; /* a jsonb */
+	TransactionId writer;		/* that wrote this version of it; idem_store_fetch() sets it */
 } IdemRow;
 
 #define IDEM_NO_TIME DT_NOBEGIN

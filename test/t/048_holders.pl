@@ -1,4 +1,5 @@
-# Who holds a request: the DETAIL of ID409 and ID503, the views idem_holders and idem_unsettled. In both editions, with waiters that wait, are cancelled
+# Who holds a request: the DETAIL of ID409 and ID503, the views idem_holders and idem_unsettled, and
+# when a row was committed (idem_lookup). In both editions, with waiters that wait, are cancelled
 # and are terminated.
 
 use strict;
@@ -16,6 +17,7 @@ $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.databases = 'none'
 max_prepared_transactions = 5
+track_commit_timestamp = on
 TimeZone = 'Asia/Kolkata'
 });
 $node->start;
@@ -268,6 +270,26 @@ UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 h', expires
 		"$database: the oldest first");
 	is($node->safe_psql($database, q{SELECT count(*) FROM idem_holders}), '3', "$database: who holds a lease that lapsed is not known");
 }
+
+# ----- when it was committed -----
+
+my $committed = q{SELECT committed_at = pg_xact_commit_timestamp(c.xmin) FROM idem_claims AS c, idem_lookup('u', 'marker') WHERE c.request_id = 'marker'};
+for my $database (qw(c portable))
+{
+	is($node->safe_psql($database, $committed), 't', "$database: when the claim was committed");
+	is(ask($database, 'app', q{SELECT committed_at > now() - interval '10 min' AND committed_at < now() FROM idem_lookup('u', 'marker')}), 't', "$database: an application sees it");
+	is($node->safe_psql($database, q{BEGIN; SELECT committed_at IS NULL FROM idem_claim('u', 'own'), idem_lookup('u', 'own'); SELECT committed_at IS NULL FROM idem_lookup('u', 'own'); ROLLBACK}),
+		't', "$database: a row that is not committed yet");
+	$node->safe_psql($database, 'VACUUM (FREEZE) idem_claims');
+	is($node->safe_psql($database, $committed), 't', "$database: a frozen row");
+}
+$node->append_conf('postgresql.conf', 'track_commit_timestamp = off');
+$node->restart;
+my $unknown = q{SELECT state, committed_at IS NULL FROM idem_lookup('u', 'marker')};
+is($node->safe_psql($_, $unknown), 'completed|t', "$_: the server does not track commits") for qw(c portable);
+$node->append_conf('postgresql.conf', 'track_commit_timestamp = on');
+$node->restart;
+is($node->safe_psql($_, $unknown), 'completed|t', "$_: nor does it know what was committed in the meantime") for qw(c portable);
 
 # ----- without preload -----
 
