@@ -414,7 +414,7 @@ BEGIN
 			END;
 		END IF;
 		-- No WARNING for a right that idem_grant() gives an operator in one edition only.
-		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings)') THEN
+		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings|unsettled_claims|held_keys)') THEN
 			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
 				USING HINT = 'The other edition does not have it, or you cannot grant it there.';
 		END IF;
