@@ -228,7 +228,8 @@ my %revoked = (
 		  qw(scope ttl lease lease_max failed lapsed expired key_time result_max_bytes)),
 	(map { ("$_ ON requests.idem_scopes" => "idem_scopes $_") } qw(SELECT DELETE)),
 	(map { ("$_ ON requests.idem_settings" => "idem_settings $_") } qw(SELECT UPDATE)),
-	'SELECT ON requests.idem_stat_cleanup' => 'idem_stat_cleanup SELECT',
+	(map { ("SELECT ON requests.$_" => "$_ SELECT") } qw(idem_stat_cleanup idem_unsettled idem_holders)),
+	'EXECUTE ON FUNCTION requests.idem_lapsed' => 'idem_lapsed EXECUTE',
 	'USAGE ON TYPE requests.idem_state' => 'idem_state USAGE',
 	'EXECUTE ON FUNCTION requests.idem_forget' => 'idem_forget EXECUTE');
 my %role_without = map { ($_ => undef) } sort keys %revoked;
