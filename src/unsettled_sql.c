@@ -319,6 +319,8 @@ idem_held_keys(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemWaiter *waiters;
+	IdemRunner	runner;
+	bool		is_running = false;
 	int			n;
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -331,12 +333,14 @@ idem_held_keys(PG_FUNCTION_ARGS)
 	put_leases(rsinfo, n < 0 ? -1 : 0);
 	for (int i = 0; i < n; i++)
 	{
-		IdemRunner	runner;
 		bool		is_lease = !TransactionIdIsValid(waiters[i].xid);
 
 		CHECK_FOR_INTERRUPTS();
+		/* Often all wait for the same one. */
+		if (!is_lease && (i == 0 || waiters[i].xid != waiters[i - 1].xid))
+			is_running = idem_find_runner(waiters[i].xid, &runner);
 		/* If the holder is gone, the waiter is about to wake up. */
-		if (is_lease || idem_find_runner(waiters[i].xid, &runner))
+		if (is_lease || is_running)
 			put_held(rsinfo, &waiters[i].key, is_lease ? NULL : &runner,
 					 IDEM_NO_TIME, 1);
 	}
