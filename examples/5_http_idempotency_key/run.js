@@ -2,52 +2,26 @@
 //
 // Runs the example: a client sends each payment until it has an answer, through timeouts and lost
 // answers, while the server is killed in the middle.
-//
-// The database server is that of PGHOST, PGPORT, PGUSER. The database is a new one, and is dropped
-// at the end. HTTP goes over sockets in a temporary folder.
 'use strict';
 
 const assert = require('assert');
-const { spawn, execFileSync } = require('child_process');
 const crypto = require('crypto');
-const fs = require('fs');
 const http = require('http');
 const net = require('net');
-const os = require('os');
 const path = require('path');
 const zlib = require('zlib');
 const { Client } = require('pg');
+const { name, folder, pause, check, is, note, makeDatabase, waitFor: waitForRow, start, kill, run, cleanUp } =
+	require('../../test/lib/example.js');
 
-const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'example.'));
 const direct = path.join(folder, 'direct');
 const lossy = path.join(folder, 'lossy');
-const name = `example_${path.basename(__dirname)}`;
 const payments = 150;
 
 let database;			// a session of ours
 let server;			// the HTTP server's process
 let deliveries = 0;
 let answersLost = 0;
-
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
-// ----- results, as TAP -----
-
-let tests = 0, failures = 0;
-
-function check(what, test) {
-	tests++;
-	try {
-		test();
-		console.log(`ok ${tests} - ${what}`);
-	} catch (error) {
-		failures++;
-		console.log(`not ok ${tests} - ${what}`);
-		console.log(`#   Failed test '${what}'\n${error.message}`.replace(/\n/g, '\n#   '));
-	}
-}
-
-const is = (got, expected, what) => check(what, () => assert.deepStrictEqual(got, expected));
 
 // ----- the client -----
 
@@ -105,22 +79,16 @@ async function send({ first = () => ({}), ...request }) {
 // ----- the server, and a network that loses answers -----
 
 function startServer() {
-	server = spawn('setpriv', ['--pdeathsig', 'KILL', process.execPath, path.join(__dirname, 'server.js'), direct],
-		{ stdio: ['ignore', 'pipe', 'inherit'], env: { ...process.env, PGDATABASE: name } });
-	return new Promise((resolve) => {
-		server.stdout.once('data', resolve);
-		server.once('exit', () => {
-			console.log('# the server has ended by itself');
-			cleanUp(1);
-		});
+	const child = server = start('server.js', [direct]);
+	child.ended.then(() => {
+		if (child.killed) return;
+		note('the server has ended by itself');
+		cleanUp(1);
 	});
+	return new Promise((resolve) => child.stdout.once('data', resolve));
 }
 
-async function killServer() {
-	const gone = new Promise((resolve) => server.removeAllListeners('exit').once('exit', resolve));
-	server.kill('SIGKILL');
-	await gone;
-}
+const killServer = () => kill(server);
 
 // A network that passes requests on, and cuts the connection when the server answers
 function startLossyNetwork() {
@@ -142,13 +110,7 @@ function startLossyNetwork() {
 const count = async (query, ...values) => Number((await database.query(query, values)).rows[0].count);
 const paid = (reference) => count('SELECT count(*) FROM payments WHERE reference = $1', reference);
 
-async function waitFor(query, ...values) {
-	for (const deadline = Date.now() + 180_000; Date.now() < deadline; await pause(10)) {
-		if ((await database.query(query, values)).rows[0].ok) return;
-	}
-	throw new Error(`still not: ${query}`);
-}
-
+const waitFor = (...query) => waitForRow(database, ...query);
 const sessions = `FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`;
 
 // Three clients send each payment. One loses the first answer, and one gives up its first attempt.
@@ -285,8 +247,8 @@ async function statuses() {
 async function books() {
 	const executions = await count('SELECT count(*) FROM payments');
 	const distinct = await count('SELECT count(DISTINCT (payer, reference)) FROM payments');
-	console.log(`# answers lost: ${answersLost}; sent again: ${Object.entries(again).map(([what, times]) => `${what} ${times}`).join(', ')}`);
-	console.log(`# requests ${distinct}, deliveries ${deliveries}, executions ${executions}, double executions ${executions - distinct}`);
+	note(`answers lost: ${answersLost}; sent again: ${Object.entries(again).map(([what, times]) => `${what} ${times}`).join(', ')}`);
+	note(`requests ${distinct}, deliveries ${deliveries}, executions ${executions}, double executions ${executions - distinct}`);
 	is(executions, distinct, 'no payment was made twice');
 	is(await count(`SELECT count(*) FROM payments WHERE reference ~ '^payment '`), payments, 'each acknowledged payment was made');
 	is(await count('SELECT sum(balance) - $1 AS count FROM accounts', 10100), 0, 'no money was made or lost');
@@ -296,17 +258,13 @@ async function books() {
 
 // ----- all of it -----
 
-function psql(databaseName, sql) {
-	execFileSync('psql', ['-X', '-q', '-v', 'ON_ERROR_STOP=1', '-d', databaseName], { input: sql, stdio: ['pipe', 'ignore', 'inherit'] });
-}
-
-async function main() {
-	psql('postgres', `CREATE DATABASE ${name}`);
-	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(__dirname, 'recipe.sql')) +
-		// As if the scope had existed for a minute
-		"SET session_replication_role = replica; UPDATE idem_scopes SET guarded_since = now() - interval '1 minute';");
-	psql(name, `INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
-		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n`);
+run(async () => {
+	makeDatabase(`
+		INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
+		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n;
+		-- As if the scope had existed for a minute
+		SET session_replication_role = replica;
+		UPDATE idem_scopes SET guarded_since = now() - interval '1 minute'`);
 	database = new Client({ database: name });
 	await database.connect();
 	await startServer();
@@ -318,23 +276,4 @@ async function main() {
 	await traffic();
 	await books();
 	network.close();
-	console.log(`1..${tests}`);
-}
-
-async function cleanUp(code) {
-	if (server) server.removeAllListeners('exit').kill('SIGKILL');
-	if (database) await database.end().catch(() => {});
-	try {
-		psql('postgres', `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
-	} catch {
-		// The database server has stopped, too.
-	}
-	fs.rmSync(folder, { recursive: true, force: true });
-	process.exit(code);
-}
-
-for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => cleanUp(1));
-main().then(() => cleanUp(failures ? 1 : 0), (error) => {
-	console.log(`# ${(error && error.stack) || error}`.replace(/\n/g, '\n# '));
-	cleanUp(1);
 });
