@@ -15,6 +15,7 @@ const home = path.dirname(require.main.filename);
 const name = `example_${path.basename(home)}`;
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'example.'));
 const processes = new Set();
+let made = false, role;
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -46,7 +47,16 @@ function psql(databaseName, sql) {
 // Makes the database, with the extension, recipe.sql, and the SQL of the driver
 function makeDatabase(sql) {
 	psql('postgres', `CREATE DATABASE ${name}`);
+	made = true;
 	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(home, 'recipe.sql')) + sql);
+}
+
+// Makes a role with these rights, which start() can run a process as, and returns its name
+function makeRole(rights) {
+	psql('postgres', `CREATE ROLE ${name}`);
+	role = name;
+	psql(name, rights(role));
+	return role;
 }
 
 // Returns the first row of the query when its column "ok" is true
@@ -82,7 +92,8 @@ async function kill(child) {
 function cleanUp(code) {
 	for (const child of processes) child.kill('SIGKILL');
 	try {
-		psql('postgres', `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
+		if (made) psql('postgres', `DROP DATABASE ${name} WITH (FORCE)`);
+		if (role) psql('postgres', `DROP ROLE ${role}`);
 	} catch {
 		// The database server has stopped, too.
 	}
@@ -102,4 +113,4 @@ function run(driver) {
 	});
 }
 
-module.exports = { name, folder, pause, check, is, note, makeDatabase, waitFor, start, kill, run, cleanUp };
+module.exports = { name, folder, pause, check, is, note, makeDatabase, makeRole, waitFor, start, kill, run, cleanUp };
