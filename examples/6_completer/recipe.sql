@@ -19,8 +19,8 @@
 --	seller, while it books			booking and progress are one transaction: both exist, or neither
 --	seller, while it mails			the completer sends the mail again, with the same Message-ID
 --	completer, at any point			it is a seller like the others: the next completer goes on
---	nobody: a seller was paused,	the provider refuses its charge, which is too late; idem refuses
---	and comes back					everything else (ID410)
+--	nobody: a seller was paused,	the provider refuses its charge, which comes too late; idem refuses
+--	and comes back					its writes (ID410); a mail that it was about to send is sent again
 --
 -- What the provider must offer:
 --
@@ -38,9 +38,9 @@
 -- Here it is sent at least once; trips.js says where to choose "at most once" instead.
 --
 -- There are two forms. Trips has one lease with its progress. TripsByScopes has a scope for each
--- step as well: less code, a policy for each step, and the result of each step is stored by idem
--- and returned to the next holder. The trip itself is a lease there, too: a seller that dies
--- between two steps holds no step, and the completer would not find it.
+-- step as well, with a policy of its own. Its goOn() is shorter: it calls all steps, and idem returns
+-- the stored result of those that are done. The trip itself is a lease there, too: a seller that
+-- dies between two steps holds no step, and the completer would not find it.
 --
 -- To copy: book() and Trips of trips.js; or begin_step(), the claim in book_once(), and
 -- TripsByScopes. Run completeLapsed() every few seconds, in as many processes as you like. Their
