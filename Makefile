@@ -28,6 +28,8 @@ OBJS = \
 	src/rescan.o \
 	src/cleanup_sql.o \
 	src/cleanup.o \
+	src/call.o \
+	src/target.o \
 	src/batch.o \
 	src/claim.o \
 	src/lease.o \

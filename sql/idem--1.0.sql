@@ -295,6 +295,22 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.int8, pg_catalog.text) IS
 'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
 
+-- ----- calling -----
+
+CREATE FUNCTION @extschema@.idem_call(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	function pg_catalog.regprocedure,
+	arguments pg_catalog.jsonb DEFAULT '{}',
+	scope pg_catalog.text DEFAULT '',
+	wait pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.jsonb
+AS 'MODULE_PATHNAME', 'idem_call'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+COMMENT ON FUNCTION @extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.regprocedure, pg_catalog.jsonb, pg_catalog.text, pg_catalog.interval) IS
+'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';
+
 -- ----- leases -----
 
 CREATE FUNCTION @extschema@.idem_extend(
@@ -704,7 +720,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem_claim', 'idem_try_claim', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',

@@ -238,7 +238,7 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 -- here; the lists name the objects of both editions.
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
-		VALUES ('app', ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
+		VALUES ('app', ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
@@ -299,6 +299,7 @@ BEGIN
 	WHERE p.pronamespace = '@extschema@'::regnamespace
 		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
+			'idem_call', 'idem_call_settle',
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
@@ -413,8 +414,10 @@ BEGIN
 				is_there := false;
 			END;
 		END IF;
-		-- No WARNING for a right that idem_grant() gives an operator in one edition only.
-		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings|unsettled_claims|held_keys)') THEN
+		-- No WARNING for a right that idem_grant() gives an operator in one edition only, nor for
+		-- the part of idem_call() that only the portable edition needs.
+		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings|unsettled_claims|held_keys)')
+			AND moved.name <> 'idem_call_settle' THEN
 			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
 				USING HINT = 'The other edition does not have it, or you cannot grant it there.';
 		END IF;

@@ -65,7 +65,8 @@
  *	 can be executed by the owner only, and run under the search_path of the function that
  *	 calls them.  One of their own would cost a microsecond or two, and would keep SQL
  *	 functions from being inlined.  idem_cleanup_all() commits, so it cannot have a
- *	 search_path: it qualifies every name.
+ *	 search_path, and idem_call() leaves its caller's to the function that it runs: they
+ *	 qualify every name.
  * - The installation is refused if a role can create objects in the schema, or owns
  *	 functions, operators or types in it, unless that role is a superuser or the owner-to-be.
  * - A role can still get an object into the schema later: somebody grants it CREATE, or a
@@ -78,9 +79,9 @@
  * - The owner of the schema and the owner of the database can drop idem.
  * - A trigger on one of our tables runs as our owner.  GRANT ALL ON ALL TABLES gives the
  *	 right to create one (TRIGGER).  Grant by idem_grant() instead.
- * - idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with the rights of
- *	 their caller.  A superuser who does not trust the owner of idem must not call them, and
- *	 must not write its tables.
+ * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with
+ *	 the rights of their caller.  A superuser who does not trust the owner of idem must not
+ *	 call them, and must not write its tables.
  */
 
 \set ON_ERROR_STOP on
@@ -2313,6 +2314,200 @@ COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began
 COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
 COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many sessions wait for the transaction; NULL for a lease: SQL does not see them';
 
+-- ----- calling -----
+
+-- The end of idem_call(), which cannot do this with its caller's rights: settles the key,
+-- unless the function that ran has done so; makes idem_status() and idem_result() speak of
+-- this call again; and returns what is stored.  It does so only for a request that this
+-- transaction has claimed.
+CREATE FUNCTION @extschema@.idem_call_settle(user_id text, request_id text, result jsonb, scope text)
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	stored record;
+BEGIN
+	-- An error if the function has reset the settings: then nobody knows what it has settled.
+	PERFORM @extschema@.idem__require_latest('idem_call()');
+	IF @extschema@.idem__is_unsettled(key) THEN
+		PERFORM @extschema@.idem__settle('idem_call()', key, NULL::int8, 'completed', result);
+	END IF;
+	SELECT c.state::text AS state, c.result INTO stored FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		AND @extschema@.idem__is_ours(c.xmin);
+	IF NOT FOUND THEN
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
+			'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
+	END IF;
+	PERFORM @extschema@.idem__note_answer(@extschema@.idem__held_text(key),
+		CASE stored.state WHEN 'failed' THEN 'failed' ELSE 'claimed' END, stored.result);
+	RETURN stored.result;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_call_settle(text, text, jsonb, text) IS
+'for idem_call(): settles the request after the run, and returns what is stored';
+
+-- It runs with the caller's rights and search_path, as the function that it calls must.  So
+-- every function, operator and type in its body is qualified, and it calls public functions
+-- only.
+--
+-- The function is called by its name and the types of all of its arguments, in their order.
+-- So defaults are written out: a call that leaves them to SQL could match another function
+-- too.  What remains is an error of SQL: f(int) is "not unique" beside f(int, text DEFAULT 'x').
+CREATE FUNCTION @extschema@.idem_call(
+	user_id text, request_id text, function regprocedure,
+	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+AS $$
+DECLARE
+	target pg_catalog.record;
+	kind pg_catalog.text;
+	argument pg_catalog.record;
+	names pg_catalog.text[] := '{}';
+	missing pg_catalog.text;
+	wrong pg_catalog.text;
+	columns pg_catalog.text[] := '{}';	-- of the row that the JSON is converted to
+	passed pg_catalog.text[] := '{}';	-- expressions, one for each argument
+	identity pg_catalog.jsonb;
+	run pg_catalog.text;
+	source pg_catalog.text;
+	result pg_catalog.jsonb;
+BEGIN
+	IF function IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = 'function must not be null',
+			HINT = 'Fix the client: pass its name and argument types, ''pay(int, numeric)''.';
+	ELSIF arguments IS NULL OR pg_catalog.jsonb_typeof(arguments) OPERATOR(pg_catalog.<>) 'object' THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID400',
+			MESSAGE = CASE WHEN arguments IS NULL THEN 'arguments must not be null' ELSE 'arguments must be a JSON object' END,
+			HINT = 'Fix the client: pass the arguments of the function by their names, {"amount": 30}; {} for none.';
+	END IF;
+
+	-- Which functions it can run
+	SELECT p.*, n.nspname, r.typtype INTO target
+	FROM pg_catalog.pg_proc AS p
+		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+		JOIN pg_catalog.pg_type AS r ON r.oid OPERATOR(pg_catalog.=) p.prorettype
+	WHERE p.oid OPERATOR(pg_catalog.=) function::pg_catalog.oid;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
+			MESSAGE = pg_catalog.format('function with OID %s does not exist', function::pg_catalog.oid),
+			HINT = 'It was dropped after its name was looked up.';
+	END IF;
+	kind := CASE
+		WHEN target.prokind OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN 'it is a procedure'
+		WHEN target.prokind OPERATOR(pg_catalog.=) 'a'::pg_catalog."char" THEN 'it is an aggregate function'
+		WHEN target.prokind OPERATOR(pg_catalog.=) 'w'::pg_catalog."char" THEN 'it is a window function'
+		WHEN target.proretset THEN 'it returns a set'
+		WHEN target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
+			OR target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.event_trigger'::pg_catalog.regtype::pg_catalog.oid THEN 'it is a trigger function'
+		WHEN target.typtype OPERATOR(pg_catalog.=) 'p'::pg_catalog."char"
+			AND target.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid
+			AND target.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
+			THEN pg_catalog.format('it returns the pseudo-type %s', target.prorettype::pg_catalog.regtype) END;
+	IF kind IS NOT NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE = pg_catalog.format('idem_call() cannot run %s: %s', function, kind),
+			HINT = 'It runs functions that return one value, a row or void: call this one from such a function, and run that one.';
+	ELSIF NOT pg_catalog.has_schema_privilege(target.pronamespace, 'USAGE'::pg_catalog.text) THEN
+		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+			MESSAGE = pg_catalog.format('permission denied for schema %s', target.nspname);
+	ELSIF NOT pg_catalog.has_function_privilege(function::pg_catalog.oid, 'EXECUTE'::pg_catalog.text) THEN
+		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+			MESSAGE = pg_catalog.format('permission denied for function %s', target.proname);
+	END IF;
+
+	-- The arguments that are passed in.  An array is named after the type of its elements: the
+	-- name of the array type itself can change when a dump is restored.
+	identity := pg_catalog.jsonb_build_array(target.nspname, target.proname);
+	FOR argument IN
+		SELECT a.place, pg_catalog.row_number() OVER (ORDER BY a.place) AS n, a.name, t.oid::pg_catalog.regtype AS type, t.typtype,
+			CASE WHEN a.mode OPERATOR(pg_catalog.=) 'v'::pg_catalog."char" THEN 'VARIADIC ' ELSE '' END AS variadic,
+			tn.nspname AS type_schema, t.typname AS type_name, dn.nspname AS named_schema,
+			d.typname::pg_catalog.text OPERATOR(pg_catalog.||) CASE WHEN d.oid OPERATOR(pg_catalog.=) t.oid THEN '' ELSE '[]' END AS named_type
+		FROM ROWS FROM (pg_catalog.unnest(COALESCE(target.proallargtypes, target.proargtypes::pg_catalog.oid[])),
+				pg_catalog.unnest(target.proargnames), pg_catalog.unnest(target.proargmodes)) WITH ORDINALITY AS a (type, name, mode, place)
+			JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) a.type
+			JOIN pg_catalog.pg_type AS d ON d.oid OPERATOR(pg_catalog.=) CASE WHEN t.typelem OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid
+				AND t.typsubscript::pg_catalog.oid OPERATOR(pg_catalog.=) 'pg_catalog.array_subscript_handler'::pg_catalog.regproc::pg_catalog.oid
+				THEN t.typelem ELSE t.oid END
+			JOIN pg_catalog.pg_namespace AS tn ON tn.oid OPERATOR(pg_catalog.=) t.typnamespace
+			JOIN pg_catalog.pg_namespace AS dn ON dn.oid OPERATOR(pg_catalog.=) d.typnamespace
+		WHERE a.mode IS NULL OR a.mode OPERATOR(pg_catalog.=) ANY ('{i,b,v}'::pg_catalog."char"[])
+		ORDER BY a.place
+	LOOP
+		IF argument.name IS NULL OR argument.name OPERATOR(pg_catalog.=) '' THEN
+			RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = pg_catalog.format('argument %s of function %s has no name', argument.n, function),
+				HINT = 'idem_call() passes arguments by name: name them in CREATE FUNCTION.';
+		ELSIF argument.typtype OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN
+			RAISE EXCEPTION USING ERRCODE = 'wrong_object_type',
+				MESSAGE = pg_catalog.format('idem_call() cannot run %s: its argument "%s" has the pseudo-type %s', function, argument.name, argument.type),
+				HINT = 'JSON does not say which type is meant: call it from a function that does, and run that one.';
+		END IF;
+		names := names OPERATOR(pg_catalog.||) argument.name;
+		identity := identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(argument.named_schema, argument.named_type);
+		IF pg_catalog.jsonb_exists(arguments, argument.name) THEN
+			columns := columns OPERATOR(pg_catalog.||) pg_catalog.format('%I %I.%I', argument.name, argument.type_schema, argument.type_name);
+			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format('%spassed.%I', argument.variadic, argument.name);
+		ELSIF argument.n OPERATOR(pg_catalog.>) (target.pronargs OPERATOR(pg_catalog.-) target.pronargdefaults) THEN
+			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format('%s(%s)::%I.%I', argument.variadic,
+				pg_catalog.pg_get_function_arg_default(target.oid, argument.place::pg_catalog.int4), argument.type_schema, argument.type_name);
+		ELSE
+			missing := COALESCE(missing, argument.name);
+		END IF;
+	END LOOP;
+	SELECT k.name INTO wrong
+	FROM pg_catalog.jsonb_object_keys(arguments) WITH ORDINALITY AS k (name, n)
+	WHERE k.name COLLATE pg_catalog."C" OPERATOR(pg_catalog.<>) ALL (names)
+	ORDER BY k.n LIMIT 1;
+	IF wrong IS NOT NULL OR missing IS NOT NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID400',
+			MESSAGE = CASE WHEN wrong IS NULL THEN pg_catalog.format('argument "%s" of function %s is missing', missing, function)
+				ELSE pg_catalog.format('function %s has no argument "%s"', function, wrong) END,
+			DETAIL = CASE WHEN pg_catalog.cardinality(names) OPERATOR(pg_catalog.=) 0 THEN 'It has no arguments.'
+				ELSE pg_catalog.format('Its arguments are: %s.', pg_catalog.array_to_string(names, ', ')) END,
+			HINT = CASE WHEN wrong IS NULL THEN 'Fix the client: pass it in arguments, it has no default.'
+				ELSE 'Fix the client: each key of arguments is the name of an argument.' END;
+	END IF;
+
+	IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
+		RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'cannot execute idem_call() in a read-only transaction',
+			HINT = CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'This server is a standby: send the request to the primary.'
+				ELSE 'Use a read-write transaction, the one that does the work.' END;
+	END IF;
+	IF NOT @extschema@.idem_claim(user_id, request_id, scope,
+		@extschema@.idem_fingerprint(identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(arguments)), wait) THEN
+		RETURN @extschema@.idem_result();
+	END IF;
+
+	-- The claim may have waited.
+	SELECT p.*, n.nspname, target.proname AS old_name INTO target
+	FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) function::pg_catalog.oid
+		LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace;
+	IF target.oid IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
+			MESSAGE = pg_catalog.format('function %s was dropped while the request waited', target.old_name),
+			HINT = 'Nothing was executed.';
+	END IF;
+	run := pg_catalog.format('%I.%I(%s)', target.nspname, target.proname, pg_catalog.array_to_string(passed, ', '));
+	IF pg_catalog.cardinality(columns) OPERATOR(pg_catalog.>) 0 THEN
+		source := pg_catalog.format(' FROM pg_catalog.jsonb_to_record($1) AS passed (%s)', pg_catalog.array_to_string(columns, ', '));
+	END IF;
+	IF target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid THEN
+		EXECUTE pg_catalog.concat('SELECT ', run, source) USING arguments;
+	ELSE
+		EXECUTE pg_catalog.concat('SELECT pg_catalog.to_jsonb(', run, ')', source) INTO result USING arguments;
+	END IF;
+	RETURN @extschema@.idem_call_settle(user_id, request_id, result, scope);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_call(text, text, regprocedure, jsonb, text, interval) IS
+'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';
+
 -- ----- cleaning -----
 
 -- A row for each batch; batches of more than a week ago are merged into one row.  (Not one
@@ -2490,7 +2685,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	app constant text[] := ARRAY['idem_claim', 'idem_try_claim', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',

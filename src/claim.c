@@ -635,8 +635,9 @@ read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 	call->progress = PG_GETARG_JSONB_P(6);
 }
 
-static void
-claim_one(IdemClaimCall *call, const char *command, IdemClaimAnswer *answer)
+void
+idem_claim_one(IdemClaimCall *call, const char *command,
+			   IdemClaimAnswer *answer)
 {
 	Look		look = {.taken = false};
 
@@ -659,7 +660,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	IdemClaimAnswer answer;
 
 	read_arguments(fcinfo, &call);
-	claim_one(&call, "idem_claim()", &answer);
+	idem_claim_one(&call, "idem_claim()", &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
 		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
 	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
@@ -684,7 +685,7 @@ idem_try_claim(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 	read_arguments(fcinfo, &call);
 	read_lease_arguments(fcinfo, &call);
-	claim_one(&call, "idem_try_claim()", &answer);
+	idem_claim_one(&call, "idem_try_claim()", &answer);
 
 	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[answer.outcome]);
 	values[1] = PointerGetDatum(answer.result);

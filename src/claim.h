@@ -1,6 +1,6 @@
 /*
  * claim.h
- *	  The protocol, for a call with many keys.
+ *	  The protocol, for a call with one key or with many.
  */
 #ifndef IDEM_CLAIM_H
 #define IDEM_CLAIM_H
@@ -37,6 +37,14 @@ typedef struct IdemClaimAnswer
 	TimestampTz lease_until;	/* the same */
 	IdemBlocker blocker;		/* of in_progress and timed_out, for idem_raise_outcome() */
 } IdemClaimAnswer;
+
+/*
+ * Claims one key.  Raises no outcome, but ID400 for a key whose time is not as the scope's
+ * policy wants it; the caller has checked the other arguments.  command names the caller for
+ * errors.
+ */
+extern void idem_claim_one(IdemClaimCall *call, const char *command,
+						   IdemClaimAnswer *answer);
 
 /* One of many keys */
 typedef struct IdemClaimItem

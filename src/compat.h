@@ -10,12 +10,16 @@
 #include "access/genam.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
 #include "executor/executor.h"
 #include "fmgr.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/backend_status.h"
+#include "utils/acl.h"
 #include "utils/relcache.h"
 #include "utils/wait_event.h"
 
@@ -155,6 +159,27 @@ idem_process_number(void)
 	return MyProcNumber;
 #else
 	return MyProc->pgprocno;
+#endif
+}
+
+/* 16: one function checks the rights on all kinds of objects.  Both are for the current role. */
+static inline AclResult
+idem_function_aclcheck(Oid function, AclMode mode)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_aclcheck(ProcedureRelationId, function, GetUserId(), mode);
+#else
+	return pg_proc_aclcheck(function, GetUserId(), mode);
+#endif
+}
+
+static inline AclResult
+idem_schema_aclcheck(Oid schema, AclMode mode)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_aclcheck(NamespaceRelationId, schema, GetUserId(), mode);
+#else
+	return pg_namespace_aclcheck(schema, GetUserId(), mode);
 #endif
 }
 

@@ -370,7 +370,7 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 {
 	AnswerLevel *level;
 
-	Assert(outcome != IDEM_CLAIMED && outcome != IDEM_INVALID);
+	Assert(outcome != IDEM_INVALID);
 	start_transaction();
 	level = current_level();
 	level->held = ours ? find_held(key) : NULL;

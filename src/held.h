@@ -21,8 +21,8 @@ extern void idem_held_init(void);
 
 /*
  * Record the answer of a claim call.  The first: this transaction has claimed the key.  The
- * second: any other outcome; ours: this transaction already held the key.  Both copy what
- * they keep.
+ * second: any other outcome, or "claimed" for a key that was settled since; ours: this
+ * transaction already held the key.  Both copy what they keep.
  */
 extern void idem_held_note_claimed(const IdemKey *key);
 extern void idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,

@@ -289,16 +289,31 @@ append_canonical(StringInfo out, Jsonb *jb)
 	}
 }
 
+static bytea *
+hash_canonical(const StringInfoData *canonical)
+{
+	bytea	   *bytes = (bytea *) cstring_to_text_with_len(canonical->data,
+														   canonical->len);
+
+	return DatumGetByteaP(DirectFunctionCall1(sha256_bytea,
+											  PointerGetDatum(bytes)));
+}
+
+bytea *
+idem_fingerprint_of_array(StringInfo canonical, Jsonb *last)
+{
+	append_canonical(canonical, last);
+	appendStringInfoChar(canonical, ']');
+	return hash_canonical(canonical);
+}
+
 /* idem_fingerprint(jsonb) -> bytea: SHA-256 of the canonical text */
 Datum
 idem_fingerprint(PG_FUNCTION_ARGS)
 {
 	StringInfoData canonical;
-	bytea	   *bytes;
 
 	initStringInfo(&canonical);
 	append_canonical(&canonical, PG_GETARG_JSONB_P(0));
-
-	bytes = (bytea *) cstring_to_text_with_len(canonical.data, canonical.len);
-	PG_RETURN_DATUM(DirectFunctionCall1(sha256_bytea, PointerGetDatum(bytes)));
+	PG_RETURN_BYTEA_P(hash_canonical(&canonical));
 }

@@ -7,6 +7,8 @@
 
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "lib/stringinfo.h"
+#include "utils/jsonb.h"
 
 #define IDEM_KEY_PART_BYTES_MAX		255
 #define IDEM_FINGERPRINT_BYTES_MAX	64
@@ -44,6 +46,12 @@ extern char *idem_key_to_string(const IdemKey *key);
 
 /* Time of a UUIDv7 in canonical text; false for any other text. */
 extern bool idem_key_parse_time(const IdemKey *key, TimestampTz *key_time);
+
+/*
+ * The fingerprint of a JSON array.  The caller appends "[" and elements that are canonical
+ * already, or none; this adds one more element, and the end of the array.
+ */
+extern bytea *idem_fingerprint_of_array(StringInfo canonical, Jsonb *last);
 
 /* For a batch, which answers "invalid" where a single call raises ID400 */
 extern bool idem_id_is_valid(const text *id);

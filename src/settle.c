@@ -16,6 +16,7 @@
 #include "guc.h"
 #include "held.h"
 #include "holder.h"
+#include "settle.h"
 #include "stats.h"
 
 PG_FUNCTION_INFO_V1(idem_complete_held);
@@ -76,9 +77,9 @@ standing(const IdemRow *row, bool unsettled, IdemState state,
 		SETTLED_THIS_WAY : SETTLED_OTHERWISE;
 }
 
-/* True: stored.  False: an identical repeat, or healed by somebody else. */
-static bool
-settle(const char *command, IdemHolder *holder, IdemState state, Jsonb *result)
+bool
+idem_settle(const char *command, IdemHolder *holder, IdemState state,
+			Jsonb *result)
 {
 	IdemPolicy	policy;
 	bool		unsettled = idem_held_is_unsettled(&holder->key);
@@ -120,7 +121,7 @@ settle_held(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
 	IdemHolder	holder = {.key = *idem_held_only_unsettled(command)};
 
-	return settle(command, &holder, state, result_from_arg(fcinfo, 0));
+	return idem_settle(command, &holder, state, result_from_arg(fcinfo, 0));
 }
 
 /* Arguments: user_id, request_id, result, token, scope. */
@@ -131,7 +132,7 @@ settle_named(FunctionCallInfo fcinfo, const char *command, IdemState state)
 
 	idem_key_from_args(fcinfo, 0, 1, 4, &holder.key);
 	holder.token = idem_token_from_arg(fcinfo, 3);
-	return settle(command, &holder, state, result_from_arg(fcinfo, 2));
+	return idem_settle(command, &holder, state, result_from_arg(fcinfo, 2));
 }
 
 /* idem_complete(result) -> boolean */
