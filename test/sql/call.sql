@@ -313,7 +313,7 @@ SELECT idem_call('u', 'forgets', 'forgets()');
 \echo :SQLSTATE
 -- Two calls of a request in one statement; a loop of calls
 SELECT idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_status();
-SELECT count(*), count(DISTINCT idem_call('u', 'loop ' || i % 100, 'strict_one(int, int)', jsonb_build_object('a', i % 100))) FROM generate_series(1, 1000) AS i;
+SELECT count(*), count(DISTINCT idem_call('u', 'loop ' || i % 10, 'strict_one(int, int)', jsonb_build_object('a', i % 10))) FROM generate_series(1, 100) AS i;
 
 -- ----- how the function runs -----
 
@@ -359,3 +359,10 @@ BEGIN ISOLATION LEVEL REPEATABLE READ;
 INSERT INTO payments (note) VALUES ('seen');
 SELECT idem_call('u', 'seen 2', 'seen()');
 COMMIT;
+-- Cancelled in the middle: nothing is recorded.
+CREATE FUNCTION sleeps() RETURNS void LANGUAGE plpgsql AS $$ BEGIN INSERT INTO payments (note) VALUES ('slept'); PERFORM pg_sleep(60); END $$;
+SET statement_timeout = '100ms';
+SELECT idem_call('u', 'cancelled', 'sleeps()');
+\echo :SQLSTATE
+RESET statement_timeout;
+SELECT idem_status('u', 'cancelled'), count(*) FROM payments WHERE note = 'slept';

@@ -65,4 +65,15 @@ SELECT outcome FROM idem_try_claim('2pc', 'rolled back', wait => '0');
 ROLLBACK PREPARED 'idem_claim_2';
 SELECT outcome FROM idem_try_claim('2pc', 'rolled back', wait => '0');
 
+-- A call in a prepared transaction
+CREATE FUNCTION two_phase_answer() RETURNS int LANGUAGE sql AS 'SELECT 42';
+BEGIN;
+SELECT idem_call('2pc', 'called', 'two_phase_answer()');
+PREPARE TRANSACTION 'idem_claim_3';
+SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0');
+\echo :SQLSTATE
+COMMIT PREPARED 'idem_claim_3';
+SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0'), idem_status();
+DROP FUNCTION two_phase_answer();
+
 TRUNCATE idem_claims;
