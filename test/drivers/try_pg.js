@@ -74,6 +74,18 @@ async function autocommit(client) {
 	await pool.end();
 }
 
+async function calls(client) {
+	const balance = () => value(client, 'SELECT balance FROM accounts WHERE id = 2');
+	const before = await balance();
+	const id = randomUUID();
+	for (const status of ['claimed', 'completed']) {
+		is(`idem_call(): ${status}`, await value(client, `SELECT jsonb_build_array(
+			idem_call($1::int::text, $2::uuid::text, 'withdraw(int, bigint)', $3::jsonb, 'pay', '0'), idem_status())`,
+		[2, id, { account: 2, amount: 1 }]), [{ paid: 1 }, status]);
+	}
+	is('idem_call() pays once', before - await balance(), 1);
+}
+
 async function queued(client) {
 	const balance = () => value(client, 'SELECT balance FROM accounts WHERE id = 2');
 	const before = await balance();
@@ -154,7 +166,7 @@ async function main([mode, account, ...parameters]) {
 	}
 	const client = new Client();
 	await client.connect();
-	for (const part of [casts, codes, autocommit, queued, commits, hotKey]) await part(client);
+	for (const part of [casts, codes, autocommit, calls, queued, commits, hotKey]) await part(client);
 	await client.end();
 }
 

@@ -99,6 +99,16 @@ def pipelines(connection):
     is_('the program in a pipeline pays once', (answers, before - balance(connection)), ([(200, {'paid': 1})] * 2, 1))
 
 
+def calls(connection):
+    before = balance(connection)
+    parameters = (2, uuid.uuid4(), Jsonb({'account': 2, 'amount': 1}))
+    answers = [connection.execute(
+        "SELECT idem_call(%s::int::text, %s::uuid::text, 'withdraw(int, bigint)', %s::jsonb, 'pay', '0'), idem_status()",
+        parameters).fetchone() for _ in range(2)]
+    is_('idem_call() executes, and replays', answers, [({'paid': 1}, 'claimed'), ({'paid': 1}, 'completed')])
+    is_('idem_call() pays once', before - balance(connection), 1)
+
+
 def commits(connection):
     other = psycopg.connect()
     is_('a statement fails', type(failure(other.execute, 'SELECT 1 / 0')), errors.DivisionByZero)
@@ -107,7 +117,7 @@ def commits(connection):
 
 def statements():
     connection = connect()
-    for part in casts, codes, autocommit, pipelines, commits:
+    for part in casts, codes, autocommit, calls, pipelines, commits:
         part(connection)
 
 
