@@ -30,6 +30,7 @@ OBJS = \
 	src/cleanup.o \
 	src/call.o \
 	src/target.o \
+	src/sink.o \
 	src/batch.o \
 	src/claim.o \
 	src/lease.o \
@@ -78,7 +79,7 @@ EDITION = c
 ONLY_c = batch_policy batch_race batch_slices forget_then_claim insert_race_loser large_values \
 	no_extension optimistic_insert_cost optimistic_insert_race policy_latest \
 	renamed_objects rights_statistics row_key_share scopes_changes serializable_rows \
-	settings speculative_wait store_opening table_changes table_replaced
+	settings sink_memory speculative_wait store_opening table_changes table_replaced
 ONLY_portable = portable portable_policy
 NEEDS_PREPARED = prepared_holder two_phase
 

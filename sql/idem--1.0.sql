@@ -253,6 +253,14 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 COMMENT ON FUNCTION @extschema@.idem_claim_many(pg_catalog.text[], pg_catalog.text[], pg_catalog.text, pg_catalog.bytea[], pg_catalog.interval) IS
 'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';
 
+CREATE FUNCTION @extschema@.idem_skip_duplicates()
+RETURNS pg_catalog.trigger
+AS 'MODULE_PATHNAME', 'idem_skip_duplicates'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_skip_duplicates() IS
+'trigger BEFORE INSERT, arguments scope, user column, request column: claims the request of each row, and skips the row if it was done before';
+
 CREATE FUNCTION @extschema@.idem_complete(result pg_catalog.jsonb DEFAULT NULL)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_complete_held'
@@ -722,7 +730,8 @@ AS $function$
 DECLARE
 	app constant text[] := ARRAY['idem_call', 'idem_claim', 'idem_try_claim', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
-		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint'];
+		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
+		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
 		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
@@ -847,8 +856,8 @@ $block$;
 -- and had granted rights.  So where a superuser owns the extension, the owner of the schema
 -- gets the same rights.  (It could drop everything in the schema anyway.)
 --
--- Trigger functions are left out: a trigger needs no such right, and no other table may use
--- them.
+-- The trigger functions of idem_scopes are left out: their triggers need no such right, and no
+-- other table may use them.
 DO $block$
 DECLARE
 	owner pg_catalog.regrole;
@@ -881,7 +890,8 @@ BEGIN
 				AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
 				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
 				AND d.deptype OPERATOR(pg_catalog.=) 'e'
-				AND p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
+				AND (p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
+					OR p.proname OPERATOR(pg_catalog.=) 'idem_skip_duplicates')
 		LOOP
 			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO %s WITH GRANT OPTION', routine, owner);
 		END LOOP;

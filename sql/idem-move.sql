@@ -30,7 +30,7 @@
  * dropped: load that file again after moving back.
  *
  * It is one transaction: if it fails, nothing has changed.  It fails if objects of yours (a
- * view, say) depend on idem's, and names them.
+ * view, or a trigger that calls idem_skip_duplicates()) depend on idem's, and names them.
  *
  * It can run under load.  It waits for the transactions that use idem, for lock_timeout at
  * most, while claims wait for it.  A deadlock with such a transaction (40P01) is possible, and
@@ -239,7 +239,7 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
 		VALUES ('app', ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
-				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint']),
+				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
 				'idem_unsettled_claims', 'idem_held_keys'])),
@@ -303,7 +303,7 @@ BEGIN
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
-			'idem_distribute'));
+			'idem_distribute', 'idem_skip_duplicates'));
 	EXECUTE 'DROP ROUTINE ' || names;
 	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches;
 	DROP TABLE IF EXISTS @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version

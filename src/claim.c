@@ -399,15 +399,17 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 {
 	if (answer->outcome == IDEM_CLAIMED)
 	{
-		idem_held_note_claimed(&call->key);
+		if (!call->settled_at_once)
+			idem_held_note_claimed(&call->key);
 		idem_stats_count_claim(answer->expires_at);
 		if (call->lease_us > 0)
 			idem_commit_lease(&call->key);
 	}
 	else if (answer->outcome != IDEM_INVALID)
 	{
-		idem_held_note_answer(&call->key, answer->outcome, answer->result,
-							  ours);
+		if (!call->settled_at_once)
+			idem_held_note_answer(&call->key, answer->outcome, answer->result,
+								  ours);
 		idem_stats_count_outcome(answer->outcome);
 	}
 }
@@ -646,6 +648,22 @@ idem_claim_one(IdemClaimCall *call, const char *command,
 	idem_claim_end(call);
 	if (answer->outcome == IDEM_INVALID)
 		raise_key_time(call);
+}
+
+bool
+idem_claim_marker(const IdemKey *key, const char *command)
+{
+	IdemClaimCall call = {
+		.key = *key,
+		.settled_at_once = true,
+		.deadline = idem_deadline_from_setting()
+	};
+	IdemClaimAnswer answer;
+
+	claim_one(&call, command, &answer);
+	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
+		idem_raise_outcome(answer.outcome, &call.key);
+	return answer.outcome == IDEM_CLAIMED;
 }
 
 /*

@@ -18,6 +18,8 @@ typedef struct IdemClaimCall
 	int64		lease_us;		/* 0: a transactional claim */
 	Jsonb	   *progress;		/* of a lease; NULL: none */
 	IdemDeadline deadline;
+	bool		settled_at_once;	/* a marker that this transaction does not hold:
+									 * neither the claim nor its answer is noted */
 
 	/* claim.c's, zero at first */
 	bool		has_policy;		/* policy is set, and was not given up */
@@ -73,5 +75,13 @@ extern int idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items
  * idem_scopes through that wait for this call, and the next key goes by the new policy.
  */
 extern void idem_claim_end(IdemClaimCall *call);
+
+/*
+ * Claims a marker that is settled at once.  The short forms idem_complete(), idem_result()
+ * and their like do not see it, and it takes no memory of the transaction.  Waits for
+ * idem.wait.  true: claimed; false: completed before; any other outcome is raised.  command
+ * names the caller for errors.  The caller has checked the ids.
+ */
+extern bool idem_claim_marker(const IdemKey *key, const char *command);
 
 #endif							/* IDEM_CLAIM_H */

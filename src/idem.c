@@ -15,6 +15,7 @@
 #include "held.h"
 #include "launcher.h"
 #include "policy.h"
+#include "sink.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
@@ -31,6 +32,7 @@ _PG_init(void)
 	idem_store_init();
 	idem_policy_init();
 	idem_held_init();
+	idem_sink_init();
 	idem_wait_init(process_shared_preload_libraries_in_progress);
 	idem_waiters_init(process_shared_preload_libraries_in_progress);
 	idem_stats_init_backend();

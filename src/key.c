@@ -39,8 +39,8 @@ id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
 	return id;
 }
 
-static void
-check_length(const text *part, const char *name)
+void
+idem_key_check_length(const text *part, const char *name)
 {
 	if (VARSIZE_ANY_EXHDR(part) > IDEM_KEY_PART_BYTES_MAX)
 		ereport(ERROR,
@@ -63,7 +63,7 @@ idem_scope_from_arg(FunctionCallInfo fcinfo, int arg)
 				 errmsg("scope must not be null"),
 				 errhint("Fix the client: leave the scope out, or pass '' for the default scope.")));
 	scope = PG_GETARG_TEXT_PP(arg);
-	check_length(scope, "scope");
+	idem_key_check_length(scope, "scope");
 	return scope;
 }
 
@@ -75,8 +75,8 @@ idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
 	key->request_id = id_from_arg(fcinfo, request_arg, "request_id");
 	key->scope = idem_scope_from_arg(fcinfo, scope_arg);
 
-	check_length(key->user_id, "user_id");
-	check_length(key->request_id, "request_id");
+	idem_key_check_length(key->user_id, "user_id");
+	idem_key_check_length(key->request_id, "request_id");
 }
 
 bool

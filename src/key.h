@@ -32,6 +32,9 @@ extern void idem_key_from_args(FunctionCallInfo fcinfo, int user_arg,
 extern text *idem_scope_from_arg(FunctionCallInfo fcinfo, int arg);
 extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
 
+/* Raises ID400 if it is too long; name: the argument, for the message */
+extern void idem_key_check_length(const text *part, const char *name);
+
 extern uint32 idem_key_hash(const IdemKey *key);
 extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
 

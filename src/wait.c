@@ -117,9 +117,15 @@ idem_deadline_after(int wait_ms)
 }
 
 IdemDeadline
+idem_deadline_from_setting(void)
+{
+	return (IdemDeadline) {.wait_us = patience_us(idem_wait)};
+}
+
+IdemDeadline
 idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg)
 {
-	IdemDeadline deadline = {.wait_us = patience_us(idem_wait)};
+	IdemDeadline deadline = idem_deadline_from_setting();
 	Interval   *wait;
 
 	if (PG_ARGISNULL(arg))

@@ -30,6 +30,7 @@ extern IdemDeadline idem_deadline_after(int wait_ms);
  * reading the clock makes figure 2 of the benchmark (duplicates) 4 % slower.
  */
 extern IdemDeadline idem_deadline_from_arg(FunctionCallInfo fcinfo, int arg);
+extern IdemDeadline idem_deadline_from_setting(void);
 extern void idem_deadline_begin(IdemDeadline *deadline);
 
 /*

@@ -1,0 +1,439 @@
+/*
+ * sink.c
+ *	  The trigger of a sink, a table that somebody only inserts into: it claims the request
+ *	  of each row, and skips the row if the request was done before.
+ *
+ * The claim is a marker that is settled at once.  It runs with the rights of the role that
+ * inserts, and needs none: who may create such a trigger was checked at CREATE TRIGGER.  The
+ * ids are turned into text by functions of the server only, never by a user's.
+ *
+ * An UPDATE that moves a row to another partition deletes the row there and inserts it here,
+ * in one statement, and the insert fires this trigger.  The request of the row was done, but
+ * to skip the row would lose it.  So on a partitioned table the trigger is for DELETE too, and
+ * notes the latest row that is about to be deleted, one for each depth of triggers.  An insert
+ * at that depth, in the same statement, is the second half of the move if the deleted row says
+ * now that it moved to another partition.  Then the new row passes without a claim.  (For
+ * UPDATE the trigger does nothing.  The portable edition needs it.)
+ *
+ * The command id of the active snapshot tells the statements apart: each statement that writes
+ * takes a command id of its own, and what a trigger runs in between has another snapshot.  A
+ * worker of logical replication does not mark a row that it moves; but no other change that it
+ * applies deletes a row and inserts one.
+ *
+ * The trigger must see each row where it leaves.  So it must be on the root of the partitions,
+ * which passes it on to all of them.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/partition.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type_d.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "replication/logicalworker.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "claim.h"
+#include "sink.h"
+#include "sqlstate.h"
+
+#define COMMAND "idem_skip_duplicates()"
+
+/* A column that holds an id */
+typedef struct SinkColumn
+{
+	AttrNumber	attnum;
+	Oid			type;			/* of a domain: the type below it */
+	const char *part;			/* the part of the key, for errors */
+} SinkColumn;
+
+/* A trigger of a table, checked once a statement */
+typedef struct Sink
+{
+	text	   *scope;
+	SinkColumn	user;
+	SinkColumn	request;
+	bool		is_partition;
+} Sink;
+
+/* The latest row that was about to be deleted */
+typedef struct LeavingRow
+{
+	CommandId	statement;		/* InvalidCommandId: none */
+	Oid			partition;
+	ItemPointerData tid;
+} LeavingRow;
+
+/* One for each depth of triggers; in TopTransactionContext */
+static LeavingRow *leaving_rows = NULL;
+static int	nleaving_rows = 0;
+
+PG_FUNCTION_INFO_V1(idem_skip_duplicates);
+
+/* ----- what the trigger may be ----- */
+
+static void
+refuse_trigger(const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("%s", message),
+			 errhint("%s", hint)));
+}
+
+static TriggerData *
+called_before_row(FunctionCallInfo fcinfo)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		!TRIGGER_FOR_INSERT(trigger->tg_trigger->tgtype))
+		refuse_trigger("idem_skip_duplicates() must be called BEFORE INSERT, FOR EACH ROW",
+					   "Create the trigger BEFORE INSERT; on a partitioned table, BEFORE INSERT OR UPDATE OR DELETE.");
+	return trigger;
+}
+
+/* The second trigger would take the claim of the first one for an earlier one, and skip every
+ * row.  Under different conditions (WHEN) two are fine. */
+static void
+refuse_second_trigger(TriggerData *data)
+{
+	TriggerDesc *all = data->tg_relation->trigdesc;
+
+	if (data->tg_trigger->tgqual != NULL)
+		return;
+	for (int i = 0; i < all->numtriggers; i++)
+	{
+		Trigger    *other = &all->triggers[i];
+
+		if (other->tgoid != data->tg_trigger->tgoid &&
+			other->tgfoid == data->tg_trigger->tgfoid &&
+			other->tgqual == NULL &&
+			other->tgenabled != TRIGGER_DISABLED)
+			refuse_trigger(psprintf("table \"%s\" has two triggers that call idem_skip_duplicates()",
+									RelationGetRelationName(data->tg_relation)),
+						   "Drop one of them: the second one would skip each row that the first one has claimed.");
+	}
+}
+
+/* The parent of a trigger that was passed on to a partition; InvalidOid: it was not.  relid:
+ * the table of the trigger. */
+static Oid
+parent_trigger(Relation triggers, Oid trigger, Oid *relid)
+{
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			parent = InvalidOid;
+
+	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(trigger));
+	scan = systable_beginscan(triggers, TriggerOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+
+		parent = form->tgparentid;
+		*relid = form->tgrelid;
+	}
+	systable_endscan(scan);
+	return parent;
+}
+
+static void
+require_trigger_of_root(TriggerData *data)
+{
+	Oid			root = llast_oid(get_partition_ancestors(RelationGetRelid(data->tg_relation)));
+	Oid			relid = RelationGetRelid(data->tg_relation);
+	Relation	triggers = table_open(TriggerRelationId, AccessShareLock);
+	Oid			trigger = data->tg_trigger->tgoid;
+
+	while (OidIsValid(trigger))
+		trigger = parent_trigger(triggers, trigger, &relid);
+	table_close(triggers, AccessShareLock);
+	if (relid != root || !TRIGGER_FOR_DELETE(data->tg_trigger->tgtype) ||
+		!TRIGGER_FOR_UPDATE(data->tg_trigger->tgtype))
+		refuse_trigger(psprintf("trigger \"%s\" must be created on partitioned table \"%s\", BEFORE INSERT OR UPDATE OR DELETE",
+								data->tg_trigger->tgname, get_rel_name(root)),
+					   "Otherwise an UPDATE that moves a row to another partition could lose it.");
+}
+
+static SinkColumn
+find_column(Relation table, const char *name, const char *part)
+{
+	SinkColumn	column = {.part = part};
+	Form_pg_attribute attribute;
+
+	column.attnum = SPI_fnumber(RelationGetDescr(table), name);
+	if (column.attnum <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of table \"%s\" does not exist",
+						name, RelationGetRelationName(table)),
+				 errhint("The arguments of idem_skip_duplicates() are the scope, the user's column and the request's column.")));
+	attribute = TupleDescAttr(RelationGetDescr(table), column.attnum - 1);
+	if (attribute->attgenerated != '\0')
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("column \"%s\" of table \"%s\" is generated",
+						name, RelationGetRelationName(table)),
+				 errdetail("The server computes it after the trigger."),
+				 errhint("Name a column that the INSERT sets, or that a trigger with an earlier name sets.")));
+	column.type = getBaseType(attribute->atttypid);
+	switch (column.type)
+	{
+		case TEXTOID:
+		case VARCHAROID:
+		case BPCHAROID:
+		case NAMEOID:
+		case UUIDOID:
+		case INT2OID:
+		case INT4OID:
+		case INT8OID:
+		case NUMERICOID:
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATATYPE_MISMATCH),
+					 errmsg("column \"%s\" of table \"%s\" has type %s, which cannot be an id",
+							name, RelationGetRelationName(table),
+							format_type_be(attribute->atttypid)),
+					 errhint("Use a column of type text, varchar, char, name, uuid, smallint, integer, bigint or numeric: settings of the session do not change their text.")));
+	}
+	return column;
+}
+
+static Sink *
+check_sink(FunctionCallInfo fcinfo, TriggerData *data)
+{
+	MemoryContext caller;
+	const Trigger *trigger = data->tg_trigger;
+	Sink	   *sink;
+
+	if (fcinfo->flinfo->fn_extra != NULL)
+		return fcinfo->flinfo->fn_extra;
+	if (trigger->tgnargs != 3)
+		refuse_trigger("idem_skip_duplicates() needs three arguments",
+					   "They are the scope, the name of the user's column and the name of the request's column.");
+	refuse_second_trigger(data);
+	caller = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
+	sink = palloc0(sizeof(Sink));
+	sink->scope = cstring_to_text(trigger->tgargs[0]);
+	idem_key_check_length(sink->scope, "scope");
+	sink->user = find_column(data->tg_relation, trigger->tgargs[1], "user_id");
+	sink->request = find_column(data->tg_relation, trigger->tgargs[2],
+								"request_id");
+	sink->is_partition = data->tg_relation->rd_rel->relispartition;
+	if (sink->is_partition)
+		require_trigger_of_root(data);
+	MemoryContextSwitchTo(caller);
+	fcinfo->flinfo->fn_extra = sink;
+	return sink;
+}
+
+/* ----- rows that move to another partition ----- */
+
+static int
+trigger_depth(void)
+{
+	return DatumGetInt32(DirectFunctionCall1(pg_trigger_depth, (Datum) 0));
+}
+
+static CommandId
+current_statement(void)
+{
+	return ActiveSnapshotSet() ? GetActiveSnapshot()->curcid : InvalidCommandId;
+}
+
+static void
+forget_leaving_rows(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+	{
+		/* The memory goes with TopTransactionContext. */
+		leaving_rows = NULL;
+		nleaving_rows = 0;
+	}
+}
+
+static void
+note_leaving(TriggerData *data)
+{
+	int			depth = trigger_depth();
+
+	if (depth > nleaving_rows)
+	{
+		int			n = depth + 8;
+
+		leaving_rows = leaving_rows == NULL ?
+			MemoryContextAlloc(TopTransactionContext, n * sizeof(LeavingRow)) :
+			repalloc(leaving_rows, n * sizeof(LeavingRow));
+		for (int i = nleaving_rows; i < n; i++)
+			leaving_rows[i].statement = InvalidCommandId;
+		nleaving_rows = n;
+	}
+	leaving_rows[depth - 1] = (LeavingRow) {
+		.statement = current_statement(),
+		.partition = RelationGetRelid(data->tg_relation),
+		.tid = data->tg_trigtuple->t_self
+	};
+}
+
+/* Our own transaction has deleted the row, so it is still there. */
+static bool
+row_has_moved(const LeavingRow *row)
+{
+	Relation	partition = table_open(row->partition, AccessShareLock);
+	HeapTupleData tuple = {.t_self = row->tid};
+	Buffer		buffer;
+	bool		moved;
+
+	if (partition->rd_rel->relam != HEAP_TABLE_AM_OID)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot tell whether a row is new or moves from partition \"%s\"",
+						RelationGetRelationName(partition)),
+				 errhint("To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.")));
+	moved = heap_fetch(partition, SnapshotAny, &tuple, &buffer, false) &&
+		HeapTupleHeaderIndicatesMovedPartitions(tuple.t_data);
+	if (BufferIsValid(buffer))
+		ReleaseBuffer(buffer);
+	table_close(partition, AccessShareLock);
+	return moved;
+}
+
+static bool
+moves_here(TriggerData *data)
+{
+	int			depth = trigger_depth();
+	LeavingRow *row;
+	bool		moves;
+
+	if (depth > nleaving_rows)
+		return false;
+	row = &leaving_rows[depth - 1];
+	if (row->statement == InvalidCommandId ||
+		row->statement != current_statement() ||
+		row->partition == RelationGetRelid(data->tg_relation))
+		return false;
+	moves = (IsLogicalWorker() && depth == 1) || row_has_moved(row);
+	if (moves)
+		row->statement = InvalidCommandId;
+	return moves;
+}
+
+void
+idem_sink_init(void)
+{
+	RegisterXactCallback(forget_leaving_rows, NULL);
+}
+
+/* ----- the row ----- */
+
+static void
+refuse_id(TriggerData *data, const SinkColumn *column, const char *what)
+{
+	TupleDesc	desc = RelationGetDescr(data->tg_relation);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 errmsg("%s %s", column->part, what),
+			 errdetail("It is column \"%s\" of table \"%s\".",
+					   NameStr(TupleDescAttr(desc, column->attnum - 1)->attname),
+					   RelationGetRelationName(data->tg_relation)),
+			 errhint("Fix the client: it must send two ids of 1 to %d bytes, and the same two each time it sends the request.",
+					 IDEM_KEY_PART_BYTES_MAX)));
+}
+
+/* As the cast to text makes it */
+static text *
+id_text(const SinkColumn *column, Datum value)
+{
+	PGFunction	output;
+
+	switch (column->type)
+	{
+		case BPCHAROID:
+			return DatumGetTextPP(DirectFunctionCall1(rtrim1, value));
+		case NAMEOID:
+			return cstring_to_text(NameStr(*DatumGetName(value)));
+		case UUIDOID:
+			output = uuid_out;
+			break;
+		case INT2OID:
+			output = int2out;
+			break;
+		case INT4OID:
+			output = int4out;
+			break;
+		case INT8OID:
+			output = int8out;
+			break;
+		case NUMERICOID:
+			output = numeric_out;
+			break;
+		default:
+			return DatumGetTextPP(value);
+	}
+	return cstring_to_text(DatumGetCString(DirectFunctionCall1(output, value)));
+}
+
+static text *
+read_id(TriggerData *data, const SinkColumn *column)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(data->tg_trigtuple, column->attnum,
+									 RelationGetDescr(data->tg_relation),
+									 &isnull);
+	text	   *id = isnull ? NULL : id_text(column, value);
+
+	if (id == NULL)
+		refuse_id(data, column, "must not be null");
+	else if (VARSIZE_ANY_EXHDR(id) == 0)
+		refuse_id(data, column, "must not be empty");
+	else if (!idem_id_is_valid(id))
+		refuse_id(data, column, "is too long");
+	return id;
+}
+
+/* idem_skip_duplicates(scope, user column, request column) */
+Datum
+idem_skip_duplicates(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = called_before_row(fcinfo);
+	Sink	   *sink = check_sink(fcinfo, data);
+	IdemKey		key = {.scope = sink->scope};
+
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+		return PointerGetDatum(data->tg_newtuple);
+	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
+	{
+		if (sink->is_partition)
+			note_leaving(data);
+		return PointerGetDatum(data->tg_trigtuple);
+	}
+	if (sink->is_partition && moves_here(data))
+		return PointerGetDatum(data->tg_trigtuple);
+
+	key.user_id = read_id(data, &sink->user);
+	key.request_id = read_id(data, &sink->request);
+	return PointerGetDatum(idem_claim_marker(&key, COMMAND) ?
+						   data->tg_trigtuple : NULL);
+}

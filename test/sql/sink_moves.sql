@@ -1,0 +1,96 @@
+-- Rows that move to another partition are not taken for redelivered ones.
+\set SHOW_CONTEXT never
+CREATE SCHEMA sink_moves;
+SET search_path = sink_moves, public;
+CREATE TABLE parts (customer text, request text, region text, n int DEFAULT 0) PARTITION BY LIST (region);
+CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
+CREATE TABLE parts_us (n int DEFAULT 0, unused int, region text, request text, customer text);
+ALTER TABLE parts_us DROP COLUMN unused;
+ALTER TABLE parts ATTACH PARTITION parts_us FOR VALUES IN ('us');
+CREATE TABLE parts_rest PARTITION OF parts DEFAULT PARTITION BY HASH (request);
+CREATE TABLE parts_rest_0 PARTITION OF parts_rest FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE parts_rest_1 PARTITION OF parts_rest FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+INSERT INTO parts VALUES ('old', NULL, 'eu'), ('old', 'r', 'eu');
+CREATE TRIGGER once BEFORE INSERT OR UPDATE OR DELETE ON parts FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('parts', 'customer', 'request');
+CREATE FUNCTION regions() RETURNS TABLE (region text, n bigint) LANGUAGE sql AS 'SELECT region, count(*) FROM parts GROUP BY 1 ORDER BY 1';
+
+INSERT INTO parts SELECT 'ann', i, CASE i % 2 WHEN 0 THEN 'eu' ELSE 'us' END FROM generate_series(1, 10) AS i;
+SELECT * FROM regions();
+UPDATE parts SET region = CASE region WHEN 'eu' THEN 'us' ELSE 'eu' END;
+\echo :ROW_COUNT
+SELECT * FROM regions();
+UPDATE parts SET region = 'asia ' || n;
+UPDATE parts SET request = request || '!' WHERE region LIKE 'asia%';
+UPDATE parts SET region = 'us';
+SELECT * FROM regions();
+MERGE INTO parts AS p USING (VALUES ('us')) AS v (region) ON p.region = v.region WHEN MATCHED THEN UPDATE SET region = 'eu';
+SELECT * FROM regions();
+-- The row gets the id of a request that was done.
+UPDATE parts SET region = 'us', request = '1' WHERE request = '2!';
+SELECT * FROM regions();
+-- Redelivered rows in the same statement and in the same transaction are skipped.
+WITH moved AS (UPDATE parts SET region = 'us' WHERE request = '3!' RETURNING request)
+INSERT INTO parts SELECT 'ann', request_id, 'eu' FROM idem_claims, moved WHERE scope = 'parts';
+\echo :ROW_COUNT
+BEGIN;
+UPDATE parts SET region = 'eu' WHERE request = '3!';
+INSERT INTO parts VALUES ('ann', '3', 'us');
+\echo :ROW_COUNT
+DELETE FROM parts WHERE request = '3!';
+INSERT INTO parts VALUES ('ann', '3', 'us');
+\echo :ROW_COUNT
+WITH deleted AS (DELETE FROM parts WHERE request = '4!' RETURNING *)
+INSERT INTO parts SELECT customer, '4', 'us' FROM deleted;
+\echo :ROW_COUNT
+ROLLBACK;
+MERGE INTO parts AS p USING (VALUES ('5!', 'd'), ('6', 'i')) AS v (request, op) ON p.request = v.request
+WHEN MATCHED AND op = 'd' THEN DELETE
+WHEN NOT MATCHED THEN INSERT VALUES ('ann', v.request, 'us');
+\echo :ROW_COUNT
+SELECT * FROM regions();
+-- What other triggers do in between does not matter.
+CREATE TABLE log (customer text, request text, region text) PARTITION BY LIST (region);
+CREATE TABLE log_eu PARTITION OF log FOR VALUES IN ('eu');
+CREATE TABLE log_us PARTITION OF log FOR VALUES IN ('us');
+CREATE TRIGGER once BEFORE INSERT OR UPDATE OR DELETE ON log FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('log', 'customer', 'request');
+INSERT INTO log VALUES ('log', 'l', 'eu');
+CREATE FUNCTION meanwhile() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	BEGIN
+		UPDATE log SET region = CASE region WHEN 'eu' THEN 'us' ELSE 'eu' END;
+		INSERT INTO log VALUES ('log', 'l', 'eu'), ('log', TG_OP, 'eu');
+		DELETE FROM log WHERE request = TG_OP;
+		RAISE division_by_zero;
+	EXCEPTION WHEN division_by_zero THEN
+	END;
+	UPDATE log SET region = CASE region WHEN 'eu' THEN 'us' ELSE 'eu' END;
+	INSERT INTO log VALUES ('log', 'l', 'eu');
+	DELETE FROM log WHERE request = 'none';
+	RETURN coalesce(NEW, OLD);
+END $$;
+CREATE TRIGGER a BEFORE INSERT OR UPDATE OR DELETE ON parts FOR EACH ROW EXECUTE FUNCTION meanwhile();
+CREATE TRIGGER z BEFORE INSERT OR UPDATE OR DELETE ON parts FOR EACH ROW EXECUTE FUNCTION meanwhile();
+UPDATE parts SET region = CASE region WHEN 'eu' THEN 'us' ELSE 'eu' END;
+\echo :ROW_COUNT
+SELECT * FROM regions();
+SELECT count(*) FROM log;
+DROP TRIGGER a ON parts;
+DROP TRIGGER z ON parts;
+-- A delete that another trigger stops: the row stays, and nothing passes instead of it.
+CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER z BEFORE DELETE ON parts FOR EACH ROW EXECUTE FUNCTION stop();
+WITH stopped AS (UPDATE parts SET region = 'eu' WHERE region = 'us' RETURNING request)
+INSERT INTO parts SELECT 'ann', '3', 'us' FROM (SELECT count(*) FROM stopped) AS s;
+\echo :ROW_COUNT
+DROP TRIGGER z ON parts;
+SELECT * FROM regions();
+-- Cascades of foreign keys
+CREATE TABLE regions (region text PRIMARY KEY);
+INSERT INTO regions SELECT DISTINCT region FROM parts UNION VALUES ('eu');
+ALTER TABLE parts ADD FOREIGN KEY (region) REFERENCES regions ON UPDATE CASCADE;
+UPDATE regions SET region = 'asia' WHERE region = 'us';
+SELECT * FROM regions();
+
+SET client_min_messages = warning;
+DROP SCHEMA sink_moves CASCADE;
+TRUNCATE idem_claims;
