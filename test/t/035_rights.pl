@@ -199,10 +199,12 @@ my %refused = (
 		"SELECT requests.idem_forget('user', 'done')", 'SELECT requests.idem_cleanup()', 'CALL requests.idem_cleanup_all()',
 		'TABLE requests.idem_claims', 'TABLE requests.idem_scopes', 'TABLE requests.idem_stat_claims', 'TABLE requests.idem_metrics',
 		"SELECT nextval('requests.idem_token_seq')", "SELECT requests.idem_grant('stranger', 'app')",
-		"SELECT requests.idem_stat_reset()", 'SELECT requests.idem_lapsed()'
+		"SELECT requests.idem_stat_reset()", 'SELECT requests.idem_lapsed()',
+		q{CREATE TEMPORARY TABLE t (a text, b text); CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION requests.idem_skip_duplicates('', 'a', 'b')}
 	],
 	app => [
 		'SELECT requests.idem_lapsed()',
+		"CREATE TEMPORARY TABLE t (a text); CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION requests.idem_scopes_changed()",
 		"SELECT requests.idem_forget('user', 'done')", 'SELECT requests.idem_cleanup()', 'SELECT requests.idem_stat_reset()',
 		'SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims',
 		"UPDATE requests.idem_scopes SET ttl = '1 s'", "SELECT nextval('requests.idem_token_seq')",
@@ -242,6 +244,18 @@ as('owner', q{
 });
 is(as('stranger', "SELECT requests.claim_own('r'), requests.claim_own('r')"), 't|f', 'a tenant claims under its own name');
 is(superuser("SELECT user_id FROM requests.idem_claims WHERE request_id = 'r'"), 'stranger', 'and no other');
+
+# A role with app lets others claim, by inserting into a table with its trigger. The role that
+# inserts needs no right but INSERT.
+superuser('CREATE SCHEMA sinks AUTHORIZATION app; GRANT USAGE ON SCHEMA sinks TO stranger');
+as('app', q{
+	CREATE TABLE sinks.sink (a text, b text);
+	CREATE TRIGGER t BEFORE INSERT ON sinks.sink FOR EACH ROW EXECUTE FUNCTION requests.idem_skip_duplicates('sink', 'a', 'b');
+	GRANT INSERT ON sinks.sink TO stranger;
+});
+as('stranger', q{INSERT INTO sinks.sink VALUES ('u', 'r'), ('u', 'r')});
+is(superuser('SELECT count(*) FROM sinks.sink'), '1', 'a stranger inserts into a sink of app: once');
+is(superuser(q{SELECT user_id || request_id FROM requests.idem_claims WHERE scope = 'sink'}), 'ur', 'and claims in its scope');
 
 # ----- what the table says that a role can do to the others -----
 

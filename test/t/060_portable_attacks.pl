@@ -302,6 +302,68 @@ for my $function (qw(idem_scopes_guard idem__replace_settings))
 }
 is(as('owner', 'owned', 'SELECT count(*) FROM idem_settings'), '1', 'the settings are still there');
 
+# ----- the trigger of a sink, which runs as the owner of idem for tables of others -----
+
+as($superuser, 'owned', 'CREATE SCHEMA hostile AUTHORIZATION attacker; GRANT USAGE ON SCHEMA hostile TO PUBLIC');
+as('owner', 'owned', "SELECT idem_grant('attacker', 'app')");
+as('attacker', 'owned', q{
+SET search_path = hostile, public;
+CREATE TYPE mood AS ENUM ('calm');
+CREATE TYPE pair AS (a int, b int);
+CREATE FUNCTION mood_text(mood) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: mood to text', current_user; RETURN 'x'; END$$;
+CREATE FUNCTION mood_json(mood) RETURNS json LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: mood to json', current_user; RETURN '1'; END$$;
+CREATE FUNCTION pair_text(pair) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: pair to text', current_user; RETURN 'x'; END$$;
+CREATE FUNCTION checked(text) RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: domain', current_user; RETURN true; END$$;
+CREATE FUNCTION text(mood) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: text(mood)', current_user; RETURN 'x'; END$$;
+CREATE FUNCTION format(text, mood) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: format', current_user; RETURN 'x'; END$$;
+CREATE CAST (mood AS text) WITH FUNCTION mood_text(mood) AS IMPLICIT;
+CREATE CAST (mood AS json) WITH FUNCTION mood_json(mood) AS IMPLICIT;
+CREATE CAST (pair AS text) WITH FUNCTION pair_text(pair) AS IMPLICIT;
+CREATE DOMAIN checked AS text CHECK (checked(VALUE));
+CREATE FUNCTION policy() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'ran as %: policy', current_user; RETURN true; END$$;
+CREATE TABLE sink (id text, mood mood DEFAULT 'calm', pair pair DEFAULT '(1,2)', checked checked DEFAULT 'c', to_json text DEFAULT 'j', later text DEFAULT 'calm');
+ALTER TABLE sink ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY p ON sink USING (policy()) WITH CHECK (policy());
+});
+# Returns the errors of an INSERT under a trigger with these arguments.
+sub sink
+{
+	my ($columns) = @_;
+
+	as('attacker', 'owned', "DROP TRIGGER IF EXISTS once ON hostile.sink; CREATE TRIGGER once BEFORE INSERT ON hostile.sink
+		FOR EACH ROW EXECUTE FUNCTION public.idem_skip_duplicates('hostile', $columns)");
+	my (undef, undef, $errors) = $node->psql('owned', "INSERT INTO hostile.sink (id) VALUES ('i')",
+		extra_params => [ '-U', 'attacker', '-v', 'VERBOSITY=sqlstate' ]);
+	return join '', grep { /ERROR/ } split /\n/, $errors;
+}
+like(sink("'id', 'mood'"), qr/42804/, 'a sink with a type that has a cast: refused');
+like(sink("'pair', 'id'"), qr/42804/, 'a sink with a row type that has a cast: refused');
+like(sink("'id', 'row_to_json'"), qr/42703/, 'a sink with a function as a column: refused');
+like(sink("'id', 'mood_text'"), qr/42703/, 'a sink with a function of the attacker as a column: refused');
+like(sink("'id', 'id)::hostile.mood::text, (id'"), qr/42703/, 'a sink with an expression as a column: refused');
+is(sink("'id', 'checked'"), '', 'a sink with a domain');
+is(as('owner', 'owned', "SELECT request_id FROM idem_claims WHERE scope = 'hostile'"), 'c', 'claims its values');
+# The columns change after the snapshot of the transaction that inserts.
+for my $change ('to_json', 'later')
+{
+	my $inserter = Client->new($node, 'owned');
+	is(sink("'id', '$change'"), '', "a sink with the column $change");
+	$inserter->ask('SET SESSION AUTHORIZATION attacker');
+	$inserter->ask('BEGIN ISOLATION LEVEL REPEATABLE READ');
+	$inserter->ask('SELECT 1');
+	as('attacker', 'owned', $change eq 'later' ? 'ALTER TABLE hostile.sink ALTER later DROP DEFAULT, ALTER later TYPE hostile.mood USING mood'
+		: 'ALTER TABLE hostile.sink DROP COLUMN to_json');
+	like($inserter->ask("INSERT INTO hostile.sink (id, mood) VALUES ('new', 'calm')"), qr/ERROR:  (42703|42804|ID400)/, "$change has changed: refused");
+	$inserter->quit;
+}
+# An error takes nothing out of the log.
+my %ran = map { $_ => 1 } PostgreSQL::Test::Utils::slurp_file($node->logfile) =~ /WARNING:  ran as (.*)/g;
+is(join(', ', grep { !/^attacker/ } sort keys %ran), '', 'nothing of the attacker ran as somebody else');
+is(join(', ', sort keys %ran), 'attacker: domain, attacker: policy', 'but as the attacker');
+my (undef, undef, $refused) = $node->psql('owned', q{CREATE TEMPORARY TABLE t (a text, b text);
+CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('hostile', 'a', 'b')}, extra_params => [ '-U', 'stranger' ]);
+like($refused, qr/permission denied for function idem_skip_duplicates/, 'a trigger needs EXECUTE');
+
 # ----- functions that were planted later, and match imprecise calls better -----
 
 new_database('twins', 'owner');
@@ -431,6 +493,22 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ')
 	answers($app, claim("'u'", "'$own $_'"), 't') for 1, 2;
 	answers($app, "SELECT idem_complete('1'::jsonb)", 'ERROR:  55000');
 	$app->ask('ROLLBACK');
+}
+$app->ask('CREATE TEMPORARY TABLE sink (a varchar, b int, r text) PARTITION BY LIST (r)');
+$app->ask("CREATE TEMPORARY TABLE sink_$_ PARTITION OF sink FOR VALUES IN ('$_')") for 1, 2;
+$app->ask(q{CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON sink FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('sink', 'a', 'b')});
+answers($app, "INSERT INTO sink VALUES ('u', 1, '1'), ('u', 1, '2') RETURNING a", 'u', 'a sink');
+answers($app, "UPDATE sink SET r = '2' RETURNING r", '2', 'a row that moves');
+answers($app, "DELETE FROM sink RETURNING r", '2', 'a row that is deleted');
+answers($app, "INSERT INTO sink VALUES ($_)", 'ERROR:  ID400') for "NULL, 1, '1'", "'', 1, '1'", "'u', NULL, '1'";
+$app->ask(q{CREATE TEMPORARY TABLE other (a timestamptz, b int GENERATED ALWAYS AS (1) STORED, c text)});
+for (['42804', 'c', 'a'], ['0A000', 'b', 'c'], ['42703', 'c', 'd'], ['39P01', 'a'])
+{
+	my ($sqlstate, @columns) = @$_;
+	my $columns = join ', ', map { "'$_'" } 'sink', @columns;
+	$app->ask("CREATE TRIGGER t BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates($columns)");
+	answers($app, "INSERT INTO other (a, c) VALUES (now(), 'c')", "ERROR:  $sqlstate", "a sink with $columns");
+	$app->ask('DROP TRIGGER t ON other');
 }
 $app->ask('BEGIN READ ONLY');
 answers($app, claim("'u'", "'read only'"), 'ERROR:  25006');
