@@ -149,7 +149,7 @@ CREATE FUNCTION @extschema@.idem__citus_policy(of_scope text)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, has_settings boolean)
+	guarded_since timestamptz, has_settings boolean, undeclared boolean)
 LANGUAGE plpgsql STABLE ROWS 1
 AS $$
 DECLARE

@@ -202,10 +202,13 @@ BEGIN
 			SELECT current_setting('idem.ttl')::interval AS ttl, current_setting('idem.lease')::interval AS lease,
 				current_setting('idem.lease_max')::interval AS lease_max,
 				(SELECT s.setting::int4 FROM pg_settings AS s WHERE s.name = 'idem.result_max_bytes') AS result_max_bytes,
-				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size;
+				current_setting('idem.cleanup_batch_size')::int4 AS cleanup_batch_size,
+				current_setting('idem.scopes') AS scopes;
 	ELSE
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
-			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM @extschema@.idem_settings AS d;
+			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size,
+				coalesce(to_jsonb(d) ->> 'scopes', 'any') AS scopes		-- The first version has no such column.
+			FROM @extschema@.idem_settings AS d;
 	END IF;
 END
 $block$;
@@ -338,8 +341,8 @@ DECLARE
 	kept text;
 BEGIN
 	IF current_setting('idem_move.to') <> 'idem' THEN
-		INSERT INTO @extschema@.idem_settings (ttl, lease, lease_max, result_max_bytes, cleanup_batch_size)
-			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size FROM pg_temp.idem_moved_settings AS d;
+		INSERT INTO @extschema@.idem_settings (ttl, lease, lease_max, result_max_bytes, cleanup_batch_size, scopes)
+			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size, d.scopes FROM pg_temp.idem_moved_settings AS d;
 		RETURN;
 	END IF;
 	PERFORM @extschema@.idem_fingerprint('0'::jsonb);		-- defines the settings
@@ -350,10 +353,11 @@ BEGIN
 	FROM pg_temp.idem_moved_settings AS m,
 		LATERAL (VALUES ('idem.ttl', date_part('epoch', m.ttl)), ('idem.lease', date_part('epoch', m.lease)),
 			('idem.lease_max', date_part('epoch', m.lease_max)), ('idem.result_max_bytes', m.result_max_bytes),
-			('idem.cleanup_batch_size', m.cleanup_batch_size)) AS v (name, value)
+			('idem.cleanup_batch_size', m.cleanup_batch_size), ('idem.scopes', NULL)) AS v (name, value)
 		JOIN pg_settings AS s ON s.name = v.name,
-		LATERAL (SELECT ceil(v.value * CASE s.unit WHEN 'ms' THEN 1000 ELSE 1 END)) AS d (kept)
-	WHERE s.setting::float8 <> d.kept;
+		LATERAL (SELECT CASE WHEN v.value IS NULL THEN m.scopes
+			ELSE ceil(v.value * CASE s.unit WHEN 'ms' THEN 1000 ELSE 1 END)::int8::text END) AS d (kept)
+	WHERE s.setting <> d.kept;
 	IF differ IS NOT NULL THEN
 		RAISE EXCEPTION 'the settings are not those of idem_settings: %', differ
 			USING ERRCODE = 'object_not_in_prerequisite_state',

@@ -36,8 +36,8 @@
  *	 being removed; elsewhere it waits for the removal.
  * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
  * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do not
- *	 exist.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes and
- *	 idem.cleanup_batch_size are columns of the table idem_settings.
+ *	 exist.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
+ *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
  * - It is slower, by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is
@@ -286,7 +286,8 @@ CREATE TABLE @extschema@.idem_settings (
 		lease_max > '0' AND lease_max <= '36500 days'
 		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
-	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000)
+	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000),
+	scopes text NOT NULL DEFAULT 'any' CHECK (scopes = 'any' OR scopes = 'declared')
 );
 
 COMMENT ON TABLE @extschema@.idem_settings IS 'what the operator has set, for all scopes';
@@ -295,6 +296,7 @@ COMMENT ON COLUMN @extschema@.idem_settings.lease IS 'length of a lease when it 
 COMMENT ON COLUMN @extschema@.idem_settings.lease_max IS 'longest lease that a caller may ask for, in scopes without a limit';
 COMMENT ON COLUMN @extschema@.idem_settings.result_max_bytes IS 'largest result that is stored, in scopes without a limit';
 COMMENT ON COLUMN @extschema@.idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
+COMMENT ON COLUMN @extschema@.idem_settings.scopes IS 'any: a request can be claimed in every scope; declared: only in one that has a row in idem_scopes';
 
 CREATE FUNCTION @extschema@.idem__replace_settings()
 RETURNS trigger
@@ -381,7 +383,8 @@ RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
 	guarded_since timestamptz,
-	has_settings boolean)		-- false: the snapshot sees no row of idem_settings
+	has_settings boolean,		-- false: the snapshot sees no row of idem_settings
+	undeclared boolean)			-- no request can be claimed in this scope
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 hour')),
@@ -393,7 +396,8 @@ AS $$
 		(p).expired IS NOT DISTINCT FROM 'reclaim',
 		(p).key_time IS NOT DISTINCT FROM 'uuidv7',
 		coalesce((p).guarded_since, '-infinity'),
-		(d).ttl IS NOT NULL
+		(d).ttl IS NOT NULL,
+		(d).scopes IS NOT DISTINCT FROM 'declared' AND (p).scope IS NULL
 $$;
 
 -- The policy of a scope.  (Replaced by sql/idem-citus.sql.)
@@ -401,7 +405,7 @@ CREATE FUNCTION @extschema@.idem__policy(of_scope text)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, has_settings boolean)
+	guarded_since timestamptz, has_settings boolean, undeclared boolean)
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT f.*
@@ -734,6 +738,64 @@ $$;
 
 COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
+
+-- ----- scopes that are not declared -----
+
+-- The number of edits between the names; edits_max + 1 if there are more than edits_max.
+-- (Levenshtein's distance.  Only cells near the diagonal can have so small a value.)
+CREATE FUNCTION @extschema@.idem__edits_between(name text, other text, edits_max int4)
+RETURNS int4
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+	many constant int4 := edits_max + 1;
+	other_length constant int4 := length(other);
+	above int4[] := ARRAY(SELECT least(n, many) FROM generate_series(0, other_length) AS n);
+	this int4[];
+	least_of_row int4;
+BEGIN
+	IF abs(length(name) - other_length) > edits_max THEN
+		RETURN many;
+	END IF;
+	FOR i IN 1 .. length(name) LOOP
+		this := array_fill(many, ARRAY[other_length + 1]);
+		this[1] := least(i, many);
+		least_of_row := this[1];
+		FOR j IN greatest(1, i - edits_max) .. least(other_length, i + edits_max) LOOP
+			this[j + 1] := least(many, above[j + 1] + 1, this[j] + 1, above[j]
+				+ CASE WHEN substr(name, i, 1) COLLATE "C" = substr(other, j, 1) COLLATE "C" THEN 0 ELSE 1 END);
+			least_of_row := least(least_of_row, this[j + 1]);
+		END LOOP;
+		IF least_of_row = many THEN
+			RETURN many;
+		END IF;
+		above := this;
+	END LOOP;
+	RETURN above[other_length + 1];
+END
+$$;
+
+-- Raises ID400 for a claim in a scope without a row.  The HINT has up to three declared
+-- scopes that look alike, of 1000 that it compares.
+CREATE FUNCTION @extschema@.idem__raise_undeclared(undeclared text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	alike text;
+BEGIN
+	SELECT string_agg(pg_catalog.format('"%s"', s.scope), ', ' ORDER BY s.edits, s.scope COLLATE "C") INTO alike
+	FROM (SELECT p.scope, e.edits
+			FROM (SELECT q.scope::text AS scope FROM @extschema@.idem_scopes AS q LIMIT 1000) AS p,
+				LATERAL (SELECT @extschema@.idem__edits_between(undeclared, p.scope, 3) AS edits) AS e
+			WHERE e.edits <= 3 AND e.edits * 2 <= greatest(length(undeclared), length(p.scope))
+			ORDER BY e.edits, p.scope COLLATE "C" LIMIT 3) AS s;
+	PERFORM @extschema@.idem__raise('ID400', pg_catalog.format('scope "%s" is not declared', undeclared),
+		coalesce('These names are similar: ' || alike || '. ', '')
+			|| pg_catalog.format('Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%L).', undeclared),
+		'With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes.');
+END
+$$;
 
 -- ----- this transaction's claims -----
 
@@ -1326,6 +1388,9 @@ BEGIN
 			IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
 				PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
 					'Retry the transaction.');
+			END IF;
+			IF policy.undeclared THEN
+				PERFORM @extschema@.idem__raise_undeclared(key.scope);
 			END IF;
 			key_time := CASE WHEN policy.uuidv7 THEN @extschema@.idem__key_time(key) END;
 			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN

@@ -3,7 +3,7 @@
  *	  The settings.
  *
  * The operator sets what a claim promises: how long it is remembered, how much it stores, how
- * long a lease may block others.  These settings are PGC_SUSET: an application cannot change
+ * long a lease may block others, which scopes there are.  These settings are PGC_SUSET: an application cannot change
  * them, and an operator can set them for a role or a database.  The caller sets how long it
  * wants to wait.
  */
@@ -23,7 +23,14 @@ int			idem_wait = 5000;
 int			idem_result_max_bytes = 1024 * 1024;
 int			idem_cleanup_interval = 5000;
 int			idem_cleanup_batch_size = 50000;
+int			idem_claimable_scopes = IDEM_SCOPES_ANY;
 char	   *idem_databases = NULL;
+
+static const struct config_enum_entry claimable_scopes[] = {
+	{"any", IDEM_SCOPES_ANY, false},
+	{"declared", IDEM_SCOPES_DECLARED, false},
+	{NULL, 0, false}
+};
 
 static bool
 check_databases(char **newval, void **extra, GucSource source)
@@ -70,6 +77,12 @@ idem_define_settings(void)
 							&idem_result_max_bytes, 1024 * 1024, 1,
 							IDEM_RESULT_BYTES_LIMIT,
 							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("idem.scopes",
+							 "Scopes in which requests can be claimed.",
+							 "any, or only declared ones: those with a row in idem_scopes.",
+							 &idem_claimable_scopes, IDEM_SCOPES_ANY,
+							 claimable_scopes, PGC_SUSET, 0, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.cleanup_interval",
 							"Time between two runs of the cleanup worker.",

@@ -130,6 +130,7 @@ read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 	policy->lapsed_unknown = column_is(slot, Anum_scopes_lapsed, "unknown");
 	policy->expired_reclaim = column_is(slot, Anum_scopes_expired, "reclaim");
 	policy->key_time_uuidv7 = column_is(slot, Anum_scopes_key_time, "uuidv7");
+	policy->is_declared = true;
 }
 
 /* Reads the latest committed row, and one of this transaction. */
@@ -328,6 +329,14 @@ idem_policy(const text *scope)
 		latest_scope = entry;
 	}
 	return with_settings(policy);
+}
+
+void
+idem_policy_check_scope(const IdemPolicy *policy, const text *scope)
+{
+	if (unlikely(idem_claimable_scopes == IDEM_SCOPES_DECLARED &&
+				 !policy->is_declared))
+		idem_raise_undeclared_scope(scope);
 }
 
 /*

@@ -18,6 +18,7 @@ typedef struct IdemPolicy
 	bool		lapsed_unknown;	/* else reclaim */
 	bool		expired_reclaim;	/* else protect */
 	bool		key_time_uuidv7;	/* else any */
+	bool		is_declared;	/* the scope has a row */
 	TimestampTz guarded_since;	/* keys up to this time are stale;
 								 * DT_NOBEGIN: no such time */
 	uint64		generation;		/* invalidations received when it was read */
@@ -51,6 +52,10 @@ extern void idem_policy_init(void);
 
 /* The policy of a scope as of now: its row in idem_scopes, or the settings. */
 extern IdemPolicy idem_policy(const text *scope);
+
+/* Raises ID400 if idem.scopes forbids claims in this scope. */
+extern void idem_policy_check_scope(const IdemPolicy *policy,
+									const text *scope);
 
 /* The time of a key that has none of its own */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN

@@ -1,6 +1,7 @@
 /*
  * scopes.c
- *	  The table idem_scopes: its layout and its triggers.
+ *	  The table idem_scopes: its layout, its triggers, and the error for a scope without a
+ *	  row.
  *
  * Operators edit the table with SQL.  Two row triggers watch over it, both written in
  * C: they run with the rights of the role that edits the table, look up no name, and
@@ -33,6 +34,8 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
+#include "executor/tuptable.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
@@ -40,14 +43,17 @@
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 
 #include "catalog.h"
 #include "compat.h"
 #include "interval.h"
 #include "key.h"
 #include "scopes.h"
+#include "sqlstate.h"
 
 /* How long a change waits for claims where lock_timeout is 0 */
 #define GUARD_LOCK_TIMEOUT "5s"
@@ -120,6 +126,106 @@ idem_scopes_open(void)
 		CHECK_FOR_INTERRUPTS();
 	check_layout(scopes);
 	return scopes;
+}
+
+/* ----- names that look alike ----- */
+
+/* How many edits make a name another one, how many rows are compared, and how many names a
+ * message has */
+#define ALIKE_EDITS_MAX		3
+#define ALIKE_ROWS_MAX		1000
+#define ALIKE_NAMES_MAX		3
+
+typedef struct AlikeName
+{
+	char	   *name;
+	int			edits;
+} AlikeName;
+
+/* The number of edits between the names, if it is small; otherwise more than
+ * ALIKE_EDITS_MAX.  Of short names, half of the characters must be the same. */
+static int
+edits_between(const char *name, const char *other)
+{
+	int			chars = Max(pg_mbstrlen(name), pg_mbstrlen(other));
+	int			edits = varstr_levenshtein_less_equal(name, strlen(name),
+													  other, strlen(other),
+													  1, 1, 1,
+													  ALIKE_EDITS_MAX, true);
+
+	return edits * 2 > chars ? ALIKE_EDITS_MAX + 1 : edits;
+}
+
+/* Keeps the names with the fewest edits, in the order of edits and names; returns how many. */
+static int
+keep_alike(AlikeName *alike, int nalike, char *name, int edits)
+{
+	int			i;
+
+	for (i = nalike; i > 0; i--)
+	{
+		if (alike[i - 1].edits < edits ||
+			(alike[i - 1].edits == edits && strcmp(alike[i - 1].name, name) < 0))
+			break;
+		if (i < ALIKE_NAMES_MAX)
+			alike[i] = alike[i - 1];
+	}
+	if (i < ALIKE_NAMES_MAX)
+		alike[i] = (AlikeName) {.name = name, .edits = edits};
+	return Min(nalike + 1, ALIKE_NAMES_MAX);
+}
+
+/* The declared scopes that look like this one, up to ALIKE_NAMES_MAX */
+static int
+find_alike(const char *name, AlikeName *alike)
+{
+	Relation	scopes = idem_scopes_open();
+	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
+	TupleTableSlot *slot = table_slot_create(scopes, NULL);
+	TableScanDesc scan = table_beginscan(scopes, snapshot, 0, NULL);
+	int			nalike = 0;
+
+	for (int rows = 0; rows < ALIKE_ROWS_MAX &&
+		 table_scan_getnextslot(scan, ForwardScanDirection, slot); rows++)
+	{
+		bool		isnull;
+		Datum		declared = slot_getattr(slot, Anum_scopes_scope, &isnull);
+		char	   *other = TextDatumGetCString(declared);
+		int			edits = edits_between(name, other);
+
+		CHECK_FOR_INTERRUPTS();
+		if (edits <= ALIKE_EDITS_MAX)
+			nalike = keep_alike(alike, nalike, other, edits);
+	}
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(scopes, AccessShareLock);
+	return nalike;
+}
+
+void
+idem_raise_undeclared_scope(const text *scope)
+{
+	char	   *name = text_to_cstring(scope);
+	AlikeName	alike[ALIKE_NAMES_MAX];
+	int			nalike = find_alike(name, alike);
+	StringInfoData hint;
+
+	initStringInfo(&hint);
+	for (int i = 0; i < nalike; i++)
+		appendStringInfo(&hint, "%s\"%s\"",
+						 i == 0 ? "These names are similar: " : ", ",
+						 alike[i].name);
+	if (nalike > 0)
+		appendStringInfoString(&hint, ". ");
+	appendStringInfo(&hint, "Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
+					 quote_literal_cstr(name));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 errmsg("scope \"%s\" is not declared", name),
+			 errdetail("With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes."),
+			 errhint("%s", hint.data)));
 }
 
 /* ----- triggers ----- */

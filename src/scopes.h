@@ -5,6 +5,7 @@
 #ifndef IDEM_SCOPES_H
 #define IDEM_SCOPES_H
 
+#include "fmgr.h"
 #include "utils/relcache.h"
 
 /* Columns, as in the install script */
@@ -30,5 +31,8 @@ enum
  * distributes it.
  */
 extern Relation idem_scopes_open(void);
+
+/* Raises ID400 for a claim in a scope without a row; the HINT has names that look alike. */
+extern void idem_raise_undeclared_scope(const text *scope) pg_attribute_noreturn();
 
 #endif							/* IDEM_SCOPES_H */

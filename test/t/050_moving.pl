@@ -60,7 +60,7 @@ sub moves
 	my ($status, $out, $err) = run_script($script, 'owner', 'shop', schema => 'requests', to => $to);
 
 	is($status, 0, "$name: moved to $to") or diag $err;
-	like($out, qr/^moved from \w+ to $to: $claims claims, 3 scopes$/, "$name: and said so");
+	like($out, qr/^moved from \w+ to $to: $claims claims, 4 scopes$/, "$name: and said so");
 	return;
 }
 
@@ -89,13 +89,13 @@ is((run_script('sql/idem-citus.sql', 'owner', 'shop', schema => 'requests'))[0],
 as('owner', 'shop', q{
 SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
 UPDATE requests.idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days',
-	result_max_bytes = 2000, cleanup_batch_size = 7;
+	result_max_bytes = 2000, cleanup_batch_size = 7, scopes = 'declared';
 });
 as('operator', 'shop', q{
 INSERT INTO requests.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, result_max_bytes)
 	VALUES ('mail', '2 days', '1 min', '2 min', 'retryable', 'unknown', 'reclaim', 10);
 INSERT INTO requests.idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
-INSERT INTO requests.idem_scopes (scope, ttl) VALUES ('short', '1 min');
+INSERT INTO requests.idem_scopes (scope, ttl) VALUES ('short', '1 min'), ('', NULL);
 });
 my $token = as('app', 'shop', q{
 BEGIN;
@@ -130,7 +130,7 @@ like($before, qr/"paid": 30.*\bmail\b.*v7/s, 'there is something to move');
 # The C edition has its settings in postgresql.conf.
 refuses(
 	'idem',
-	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.lease_max is 86400s, idem.result_max_bytes is 1048576B, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, each on a line of its own, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.lease_max = '172800s', idem.result_max_bytes = '2000B', idem.ttl = '7200s'\.$/sm,
+	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.lease_max is 86400s, idem.result_max_bytes is 1048576B, idem.scopes is any, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, each on a line of its own, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.lease_max = '172800s', idem.result_max_bytes = '2000B', idem.scopes = 'declared', idem.ttl = '7200s'\.$/sm,
 	'other settings');
 is(content(), $before, 'which changes nothing');
 
@@ -139,6 +139,7 @@ idem.cleanup_batch_size = '7'
 idem.lease = '1500ms'
 idem.lease_max = '172800s'
 idem.result_max_bytes = '2000B'
+idem.scopes = 'declared'
 idem.ttl = '7200s'
 });
 $node->reload;
@@ -209,8 +210,8 @@ is( as('app', 'shop', "SELECT outcome FROM requests.idem_try_claim('user', '0100
 
 # The settings of the C edition become those of the portable one.
 moves('portable', 6, 'settings');
-is(as('owner', 'shop', 'SELECT ttl, lease, lease_max, result_max_bytes, cleanup_batch_size FROM requests.idem_settings'),
-	'02:00:00|00:00:01.5|2 days|2000|7', 'settings: kept');
+is(as('owner', 'shop', 'SELECT ttl, lease, lease_max, result_max_bytes, cleanup_batch_size, scopes FROM requests.idem_settings'),
+	'02:00:00|00:00:01.5|2 days|2000|7|declared', 'settings: kept');
 
 # ----- moves that are refused -----
 
@@ -279,7 +280,8 @@ sub busy
 my $superuser = busy('SELECT current_user');
 is((run_script($portable, $superuser, 'busy'))[0], 0, 'load: the portable edition');
 busy(q{
-UPDATE idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days', result_max_bytes = 2000, cleanup_batch_size = 7;
+UPDATE idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days', result_max_bytes = 2000, cleanup_batch_size = 7, scopes = 'declared';
+INSERT INTO idem_scopes (scope) VALUES ('');
 CREATE SEQUENCE progress;
 CREATE TABLE executions (request int8, client int);
 CREATE PROCEDURE execute(request int8, client int) LANGUAGE plpgsql AS $$
