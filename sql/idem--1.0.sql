@@ -715,6 +715,62 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 'operator: zeroes the statistics of this database';
 
+-- ----- ids of other types -----
+
+-- Each function that takes a user and a request takes the user as uuid or bigint too, and the
+-- request as uuid: as drivers and columns have them.  Such a function only casts the ids; the
+-- text of both types has one spelling.  Its body is bound to the function that it calls, it
+-- runs with the caller's rights, and the planner replaces its call by that function's.
+--
+-- Untyped literals, NULLs and parameters still mean text, which PostgreSQL prefers.  The
+-- names of the arguments differ, because PostgREST finds a function by them, and refuses to
+-- choose among several with the same names.
+DO $block$
+DECLARE
+	original pg_catalog.record;
+	ids pg_catalog.record;
+	call pg_catalog.text;
+BEGIN
+	FOR original IN
+		SELECT p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
+			pg_catalog.pg_get_function_identity_arguments(p.oid) AS types,
+			pg_catalog.pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows,
+			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
+			CASE p.proparallel WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END AS parallel,
+			(SELECT pg_catalog.string_agg(', $' OPERATOR(pg_catalog.||) n::pg_catalog.text, '' ORDER BY n)
+				FROM pg_catalog.generate_series(3, p.pronargs) AS n) AS further
+		FROM pg_catalog.pg_proc p
+			JOIN pg_catalog.pg_depend d ON d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+				AND d.objid OPERATOR(pg_catalog.=) p.oid
+				AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.deptype OPERATOR(pg_catalog.=) 'e'
+			JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+			AND pg_catalog.starts_with(pg_catalog.pg_get_function_arguments(p.oid), 'user_id text, request_id text')
+	LOOP
+		call := pg_catalog.format('@extschema@.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.proname, original.further);
+		FOR ids IN
+			VALUES ('user_id pg_catalog.text, request_uuid pg_catalog.uuid'),
+				('user_uuid pg_catalog.uuid, request_id pg_catalog.text'),
+				('user_uuid pg_catalog.uuid, request_uuid pg_catalog.uuid'),
+				('user_number pg_catalog.int8, request_id pg_catalog.text'),
+				('user_number pg_catalog.int8, request_uuid pg_catalog.uuid')
+		LOOP
+			EXECUTE pg_catalog.format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s',
+				original.proname,
+				pg_catalog.replace(original.arguments, 'user_id text, request_id text', ids.column1),
+				original.result, original.volatility, original.parallel, original.procost,
+				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
+				pg_catalog.format(CASE original.prorettype WHEN 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
+					THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
+			EXECUTE pg_catalog.format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L', original.proname,
+				pg_catalog.replace(original.types, 'user_id text, request_id text', ids.column1),
+				pg_catalog.format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
+		END LOOP;
+	END LOOP;
+END
+$block$;
+
 -- ----- rights -----
 
 -- Runs with the caller's rights.  The owner of the extension and a superuser may grant all

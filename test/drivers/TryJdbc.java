@@ -33,11 +33,14 @@ public class TryJdbc {
     }
 
     static void casts(Connection connection) throws SQLException {
-        error(connection, "`setInt(1, 7)`", "SELECT idem_claim(?, ?)", 7, "x");
-        error(connection, "`setObject(2, uuid)`", "SELECT idem_claim(?, ?)", "7", REQUEST);
         error(connection, "`setString(3, \"0\")`, for the wait", "SELECT idem_claim(?, ?, wait => ?)", "7", "x", "0");
         error(connection, "`setString(1, \"{}\")`, for a result", "SELECT idem_complete(?)", "{}");
         is("setString needs no cast for the ids", PayJdbc.value(connection, "SELECT idem_claim(?, ?)", "7", REQUEST.toString()), true);
+        for (Object user : List.of("7", 7, 7L)) {
+            for (Object request : List.of(REQUEST, REQUEST.toString())) {
+                is("ids of other types", PayJdbc.value(connection, "SELECT idem_claim(?, ?)", user, request), false);
+            }
+        }
         is("casts of a batch, and one spelling of a uuid", PayJdbc.value(connection,
             "SELECT outcome FROM idem_claim_many(?::int[]::text[], ?::uuid[]::text[], wait => ?::text::interval)",
             connection.createArrayOf("int", new Object[] {7}),

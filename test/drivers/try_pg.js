@@ -45,6 +45,13 @@ async function casts(client) {
 	await client.query('BEGIN');
 	is('a result by JSON.stringify', await value(client, 'SELECT idem_complete($1::jsonb) FROM idem_try_claim($2, $3)',
 		[JSON.stringify([1, 2]), 7, request]), true);
+	for (const types of ['', '::int', '::bigint', '::text']) {
+		for (const type of ['', '::uuid', '::text']) {
+			const text = `SELECT idem_claim($1${types}, $2${type})`;
+			const { rows: [row] } = await client.query({ name: text, text, values: [8, request] });
+			is(`ids of other types: ${text}`, row.idem_claim, types + type === '');
+		}
+	}
 	is('casts of a batch, and one spelling of a uuid', await value(client,
 		'SELECT outcome FROM idem_claim_many($1::int[]::text[], $2::uuid[]::text[], wait => $3::text::interval)',
 		[[7], [request.toUpperCase()], '0']), 'completed');

@@ -43,9 +43,27 @@ def message_of(connection, query, *parameters):
     return 'no error'
 
 
+# Also prepared, and with parameters in the binary format
+def claim_in_each_type(connection):
+    claims = []
+    with connection.transaction(force_rollback=True), psycopg.ClientCursor(connection) as client_side:
+        for user, request in (7, REQUEST), ('7', REQUEST), (7, str(REQUEST)), ('7', str(REQUEST)):
+            claims += connection.execute('SELECT idem_claim(%s, %s)', (user, request), prepare=True).fetchone()
+        claims += connection.execute('SELECT idem_claim(%s, %s)', (7, REQUEST), binary=True).fetchone()
+        claims += connection.execute('SELECT idem_claim(%s, request_uuid => %s)', ('7', REQUEST)).fetchone()
+        claims += client_side.execute('SELECT idem_claim(%s, %s)', (7, REQUEST)).fetchone()
+        claims += client_side.execute('SELECT idem_claim(%s, %s)', ('7', str(REQUEST))).fetchone()
+        user = uuid.uuid4()
+        assert connection.execute('SELECT idem_claim(%s, %s)', (user, REQUEST)).fetchone()[0]
+        assert not connection.execute('SELECT idem_claim(%s, %s)', (str(user), str(REQUEST))).fetchone()[0]
+        assert not connection.execute('SELECT idem_claim(%s, %s)', (user, str(REQUEST))).fetchone()[0]
+    return claims
+
+
 def casts(connection):
-    error('`7`', message_of(connection, 'SELECT idem_claim(%s, %s)', 7, 'x'))
-    error('`uuid.UUID(...)`', message_of(connection, 'SELECT idem_claim(%s, %s)', '7', REQUEST))
+    is_('ids of other types', claim_in_each_type(connection), [True] + 7 * [False])
+    is_('an integer for a request', message_of(connection, 'SELECT idem_claim(%s, %s)', 7, 7),
+        'function idem_claim(smallint, smallint) does not exist')
     error("`{'paid': 30}`", message_of(connection, 'SELECT idem_complete(%s)', {'paid': 30}))
     is_('a parameter of any type', message_of(connection, "SELECT jsonb_build_object('amount', %s)", 'x'),
         'could not determine data type of parameter $1')

@@ -18,7 +18,7 @@ FROM unnest(ARRAY['failed', 'marker', 'result']) AS r, idem_lookup('u', r) ORDER
 SELECT idem_status('u', 'result', 's'), idem_result('u', 'result', 's'), state, fingerprint, result
 FROM idem_lookup('u', 'result', 's');
 -- idem_lookup() returns all columns but the token.
-SELECT array_agg(a ORDER BY a COLLATE "C") FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'idem_lookup')) AS a;
+SELECT array_agg(a ORDER BY a COLLATE "C") FROM unnest((SELECT proargnames FROM pg_proc WHERE oid = 'idem_lookup(text, text, text)'::regprocedure)) AS a;
 
 -- Like a query of a table, it does not see what its own statement claims.
 BEGIN;

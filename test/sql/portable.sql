@@ -252,6 +252,7 @@ FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
 -- their caller's search_path, nor in our schema; but for the one that commits.
 SELECT p.oid::regprocedure FROM pg_proc AS p
 WHERE p.proname LIKE 'idem\_%' AND (p.proname NOT LIKE 'idem\_\_%' OR p.prosecdef OR p.prorettype = 'trigger'::regtype)
+	AND (p.prosqlbody IS NULL OR p.prosecdef)		-- names that are bound at creation, called with the caller's rights
 	AND NOT coalesce(p.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
 -- In no body is there a name of ours that is not qualified, but for texts, comments, and
 -- parameters that are named by their function.

@@ -220,7 +220,7 @@ my %refused = (
 	owner => [
 		'DELETE FROM requests.idem_claims', 'ALTER TABLE requests.idem_claims DISABLE TRIGGER ALL', "$load; SET idem.ttl = '1 s'",
 		'ALTER TABLE requests.idem_scopes DISABLE TRIGGER idem_scopes_guard', 'DROP TRIGGER idem_scopes_guard ON requests.idem_scopes',
-		'ALTER FUNCTION requests.idem_claim SECURITY DEFINER', 'CREATE INDEX ON requests.idem_claims (user_id)',
+		'ALTER FUNCTION requests.idem_claim(text, text, text, bytea, interval) SECURITY DEFINER', 'CREATE INDEX ON requests.idem_claims (user_id)',
 		'CREATE RULE r AS ON INSERT TO requests.idem_scopes DO INSTEAD NOTHING',
 		"SET session_replication_role = replica"
 	]);

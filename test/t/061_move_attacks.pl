@@ -173,7 +173,7 @@ new_database('rights', 'owner');
 is((run_script('sql/idem-portable.sql', 'owner', 'rights', schema => 'requests'))[0], 0, 'the portable edition');
 as('owner', 'rights', q{
 SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
-GRANT EXECUTE ON FUNCTION requests.idem_forget TO helpdesk WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION requests.idem_forget(text, text, text) TO helpdesk WITH GRANT OPTION;
 GRANT SELECT (request_id, state) ON requests.idem_claims TO helpdesk;
 GRANT SELECT ON requests.idem_cleanup_batches TO helpdesk;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO anon;
@@ -214,8 +214,8 @@ is(rights('helpdesk'), $of_helpdesk, 'helpdesk is as before');
 is(rights('app'), $of_app, 'so is app');
 is(rights('operator'), $of_operator, 'and operator');
 is(rights('anon'), '', 'default privileges have given nothing');
-is(as('helpdesk', 'rights', 'GRANT EXECUTE ON FUNCTION requests.idem_forget TO app; SELECT 1'), '1', 'what can be granted on, can');
-as('owner', 'rights', 'REVOKE EXECUTE ON FUNCTION requests.idem_heal FROM app');
+is(as('helpdesk', 'rights', 'GRANT EXECUTE ON FUNCTION requests.idem_forget(text, text, text) TO app; SELECT 1'), '1', 'what can be granted on, can');
+as('owner', 'rights', q{SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM app', oid::regprocedure) FROM pg_proc WHERE proname = 'idem_heal' \gexec});
 moves('owner', 'rights', 'idem');
 unlike(rights('app'), qr/idem_heal/, 'what was taken from a set stays taken');
 like(rights('app'), qr/idem_try_claim EXECUTE/, 'and the rest is kept');
@@ -232,7 +232,8 @@ my %revoked = (
 	(map { ("SELECT ON requests.$_" => "$_ SELECT") } qw(idem_stat_cleanup idem_unsettled idem_holders)),
 	'EXECUTE ON FUNCTION requests.idem_lapsed' => 'idem_lapsed EXECUTE',
 	'USAGE ON TYPE requests.idem_state' => 'idem_state USAGE',
-	'EXECUTE ON FUNCTION requests.idem_forget' => 'idem_forget EXECUTE');
+	'EXECUTE ON FUNCTION ' . join(', ', map { "requests.idem_forget($_, text)" }
+		  ('text, text', 'text, uuid', 'uuid, text', 'uuid, uuid', 'bigint, text', 'bigint, uuid')) => 'idem_forget EXECUTE');
 my %role_without = map { ($_ => undef) } sort keys %revoked;
 my $number = 0;
 for my $right (sort keys %revoked)
