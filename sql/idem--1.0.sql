@@ -538,10 +538,36 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
 'for the views idem_stat_cleanup and idem_metrics; duration_bounds: upper bounds in seconds of batches_by_duration';
 
+CREATE FUNCTION @extschema@.idem_stat_cleaning()
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'idem_stat_cleaning'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_cleaning() IS
+'for the view idem_stat_cleanup: who cleans this database';
+
+-- Says what will not happen.  A WARNING: CREATE EXTENSION hides every NOTICE of its script.
+DO $block$
+DECLARE
+	cleaning constant pg_catalog.text := @extschema@.idem_stat_cleaning();
+BEGIN
+	IF cleaning OPERATOR(pg_catalog.<>) 'worker' THEN
+		RAISE WARNING '%', cleaning
+			USING DETAIL = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
+				THEN 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all(). No claim is counted: idem_stat_cleanup, idem_stat_claims and idem_metrics raise an error.'
+				ELSE 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all().' END,
+			HINT = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
+				THEN 'Add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
+				ELSE 'Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.' END;
+	END IF;
+END
+$block$;
+
 CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
 		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
-		last_error, last_error_at, worker_pids, stats_reset
+		last_error, last_error_at, worker_pids, stats_reset,
+		@extschema@.idem_stat_cleaning() AS cleaning
 	FROM @extschema@.idem_stat_cleanup_counters();
 
 COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
@@ -553,6 +579,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: none is known';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or why there is no worker for this database';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
@@ -790,7 +817,7 @@ DECLARE
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_claims_counters',
 		'idem_unsettled_claims', 'idem_held_keys'];
 	-- all but the token: only its holder may know it
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
@@ -961,6 +988,7 @@ GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @ex
 	@extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),
+	@extschema@.idem_stat_cleaning(),
 	@extschema@.idem_stat_claims_counters(),
 	@extschema@.idem_unsettled_claims(),
 	@extschema@.idem_held_keys()

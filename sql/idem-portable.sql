@@ -2963,7 +2963,10 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		coalesce(l.more, false) AS backlog,
 		(SELECT count(*) FROM @extschema@.idem_claims AS e JOIN @extschema@.idem_scopes AS p USING (scope)
 			WHERE e.expires_at <= clock_timestamp() AND e.state::text = 'in_progress' AND p.lapsed = 'unknown') AS rows_unknown,
-		l.finished_at AS last_run
+		l.finished_at AS last_run,
+		CASE WHEN l.finished_at > clock_timestamp() - interval '1 hour' THEN 'sessions: this edition has no worker'
+			ELSE 'nobody: no session has called idem_cleanup_all() ' || CASE WHEN l.finished_at IS NULL THEN 'yet'
+				ELSE 'for ' || date_trunc('minute', clock_timestamp() - l.finished_at)::text END END AS cleaning
 	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
 				coalesce(sum(t.seconds), 0) AS seconds, coalesce(max(t.max_seconds), 0) AS max_seconds
 			FROM @extschema@.idem_cleanup_batches AS t) AS b
@@ -2980,6 +2983,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'who cleans: sessions; or nobody, in the last hour';
 
 -- ----- ids of other types -----
 

@@ -28,12 +28,15 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/latch.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
@@ -95,6 +98,8 @@ static List *wanted_names = NIL;
 static int	running_workers = 0;
 static TimestampTz no_slot_reported_at = DT_NOBEGIN;
 
+PG_FUNCTION_INFO_V1(idem_stat_cleaning);
+
 static void
 init_background_worker(BackgroundWorker *worker, const char *function,
 					   const char *type, int restart_time)
@@ -122,6 +127,37 @@ idem_launcher_register(void)
 }
 
 /* ----- its databases ----- */
+
+/*
+ * idem_stat_cleaning(): whether workers clean this database, and why not, for the views and
+ * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
+ * reload, and nothing of what the launcher knows.
+ */
+Datum
+idem_stat_cleaning(PG_FUNCTION_ARGS)
+{
+	const char *refusal = NULL;
+	List	   *names;
+	ListCell   *lc;
+	bool		is_named;
+
+	/* It was checked when it was set. */
+	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &names);
+	is_named = names == NIL;
+	foreach(lc, names)
+		is_named = is_named ||
+			strcmp(lfirst(lc), get_database_name(MyDatabaseId)) == 0;
+
+	if (!idem_stats_are_kept())
+		refusal = "idem is not in shared_preload_libraries";
+	else if (RecoveryInProgress())
+		refusal = "this server is a standby, and the primary cleans";
+	else if (!is_named)
+		refusal = "idem.databases does not name it";
+	PG_RETURN_TEXT_P(cstring_to_text(refusal == NULL ? "worker" :
+									 psprintf("no worker for this database: %s",
+											  refusal)));
+}
 
 /* Reads idem.databases, which was checked when it was set. */
 static void

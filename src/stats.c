@@ -619,6 +619,12 @@ copy_stats(DatabaseSlot *slot, IdemCleanupStats *stats)
 	stats->oldest = Min(stats->oldest, claimed);
 }
 
+bool
+idem_stats_are_kept(void)
+{
+	return shared != NULL;
+}
+
 /* For SQL functions: NULL if there is no room; raises 55000 without preload. */
 static DatabaseSlot *
 require_own_slot(void)

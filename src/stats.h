@@ -161,6 +161,9 @@ extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
 /* Zeroes this database's counters.  Raises 55000 without preload. */
 extern void idem_stats_reset(void);
 
+/* False without preload: there are no statistics and no workers. */
+extern bool idem_stats_are_kept(void);
+
 /* A copy of any database's.  False: it has none; the copy says that nothing happened. */
 extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);
 

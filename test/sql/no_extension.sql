@@ -2,6 +2,8 @@
 -- schema. For the C edition. :SQLSTATE is that of the statement before.
 -- From PostgreSQL 18 on the CONTEXT of an error names the place in the install script.
 \set SHOW_CONTEXT never
+-- Without preload, CREATE EXTENSION warns.
+SET client_min_messages = error;
 
 CREATE FUNCTION lone_claim(text, text, text DEFAULT '', bytea DEFAULT NULL, interval DEFAULT NULL) RETURNS bool
 	AS '$libdir/idem', 'idem_claim' LANGUAGE C;
@@ -131,4 +133,5 @@ DROP SCHEMA regress_idem_requests;
 DROP OWNED BY regress_idem_app;
 DROP ROLE regress_idem_app;
 DROP FUNCTION lone_claim, lone_complete, lone_result(), lone_result(text, text, text), lone_cleanup, lone_fingerprint;
+SET client_min_messages = error;
 CREATE EXTENSION idem;

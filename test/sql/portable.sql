@@ -96,7 +96,7 @@ RESET enable_bitmapscan;
 
 DELETE FROM idem_claims;
 DELETE FROM idem_cleanup_batches;
-SELECT rows_deleted, batches, last_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run FROM idem_stat_cleanup;
+SELECT rows_deleted, batches, last_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, cleaning FROM idem_stat_cleanup;
 INSERT INTO idem_scopes (scope, lapsed) VALUES ('s', 'unknown');
 INSERT INTO idem_claims (expires_at, state, lease_until, token, request_id, user_id, scope)
 	SELECT date_trunc('second', now()) - i * interval '1 hour',
@@ -110,7 +110,7 @@ BEGIN;
 SELECT idem_cleanup(3);
 ROLLBACK;
 CALL idem_cleanup_all(2);
-SELECT rows_deleted, batches, oldest_expired_age, backlog, rows_unknown FROM idem_stat_cleanup;
+SELECT rows_deleted, batches, oldest_expired_age, backlog, rows_unknown, cleaning FROM idem_stat_cleanup;
 -- Old batches become one.
 UPDATE idem_cleanup_batches SET finished_at = '2020-01-01';
 INSERT INTO idem_cleanup_batches SELECT '2020-01-02', 1, 10, 1, 1 + i % 2, true FROM generate_series(1, 2000) AS i;

@@ -61,6 +61,8 @@ ALTER EXTENSION idem DROP TABLE idem_claims;
 DROP TABLE idem_claims;
 SELECT idem_claim('u', 'r');
 DROP EXTENSION idem;
+-- Without preload, CREATE EXTENSION warns.
+SET client_min_messages = error;
 CREATE EXTENSION idem;
 SELECT idem_claim('u', 'r');
 

@@ -133,6 +133,11 @@ is_removed('Odd, name', 'b', 'idem.databases: a quoted name is cleaned');
 claim('postgres', 'c', 'short');
 is_removed('postgres', 'c', 'idem.databases: a folded name is cleaned');
 is_kept('other', 'b', 'idem.databases: others are not');
+for ([ 'other', 'no worker for this database: idem.databases does not name it' ], [ 'postgres', 'worker' ], [ 'Odd, name', 'worker' ])
+{
+	my ($database, $cleaning) = @$_;
+	is($node->safe_psql($database, 'SELECT cleaning FROM idem_stat_cleanup'), $cleaning, "who cleans $database");
+}
 $node->safe_psql('postgres', 'ALTER SYSTEM RESET idem.databases');
 $node->reload;
 is_removed('other', 'b', 'idem.databases empty: they are again');

@@ -229,7 +229,10 @@ is( query(
 
 query('DROP DATABASE cleaned');
 query('CREATE DATABASE cleaned');
-$node->safe_psql('cleaned', 'CREATE EXTENSION idem');
+(undef, undef, my $warning) = $node->psql('cleaned', 'CREATE EXTENSION idem');
+is($warning, '', 'a database that is cleaned: no warning');
+(undef, undef, $warning) = $node->psql('template1', 'CREATE EXTENSION idem; DROP EXTENSION idem');
+like($warning, qr/^psql:<stdin>:1: WARNING:  no worker for this database: idem\.databases does not name it$/m, 'another one: a warning');
 is($node->safe_psql('cleaned', 'SELECT rows_deleted FROM idem_stat_cleanup'),
 	0, 'a new database of the same name starts at zero');
 
