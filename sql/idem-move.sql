@@ -292,6 +292,7 @@ BEGIN
 		EXECUTE format('DROP EXTENSION %I', source);
 		RETURN;
 	END IF;
+	DROP VIEW IF EXISTS @extschema@.idem_metrics;		-- not in the first versions
 	DROP VIEW @extschema@.idem_stat_cleanup;
 	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
 	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;

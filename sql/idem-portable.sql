@@ -35,8 +35,8 @@
  *	 40001.  A claim with wait => '0' answers in_progress if a row newer than the snapshot is
  *	 being removed; elsewhere it waits for the removal.
  * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
- * - Claims are not counted: idem_stat_claims, idem_metrics and idem_stat_reset() do not
- *	 exist.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
+ * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
+ *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
  * - It is slower, by an order of magnitude.
  *
@@ -2985,6 +2985,53 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'who cleans: sessions; or nobody, in the last hour';
 
+-- ----- metrics -----
+
+-- What is known without counting claims: all claims would have to update one counter.  The
+-- names are those of the C edition, and four of its own for the table, as the server's own
+-- statistics estimate it.  No sample is a scan: the oldest claim is found by its index, and of
+-- the expired ones at most 10,000 are looked at.
+CREATE VIEW @extschema@.idem_metrics AS
+	SELECT m.name, jsonb_strip_nulls(jsonb_build_object('database', current_database(), 'le', m.le)) AS labels,
+		m.type, m.help, m.value
+	FROM @extschema@.idem_stat_cleanup AS cleanup, pg_class AS claims,
+	LATERAL (VALUES
+		('idempotency_cleanup_rows_total', NULL, 'counter',
+			'Expired claims that were removed.', cleanup.rows_deleted::float8),
+		('idempotency_cleanup_batch_duration_seconds_bucket', '+Inf', 'histogram',
+			'Duration of a batch of the cleanup.', cleanup.batches),
+		('idempotency_cleanup_batch_duration_seconds_sum', NULL, 'histogram',
+			'Duration of a batch of the cleanup.', cleanup.total_batch_seconds),
+		('idempotency_cleanup_batch_duration_seconds_count', NULL, 'histogram',
+			'Duration of a batch of the cleanup.', cleanup.batches),
+		('idempotency_cleanup_backlog', NULL, 'gauge',
+			'1 if the latest batch of the cleanup left expired claims behind.', cleanup.backlog::int4),
+		('idempotency_cleanup_last_run_age_seconds', NULL, 'gauge',
+			'How long ago the latest batch of the cleanup ended.', date_part('epoch', clock_timestamp() - cleanup.last_run)),
+		('idempotency_unknown_claims', NULL, 'gauge',
+			'Expired claims whose lease lapsed unsettled, kept until somebody finds out.',
+			CASE WHEN EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown') THEN
+				(SELECT count(*) FROM (SELECT e.scope, e.state FROM @extschema@.idem_claims AS e
+						WHERE e.expires_at <= clock_timestamp() ORDER BY e.expires_at LIMIT 10000) AS e
+					JOIN @extschema@.idem_scopes AS p USING (scope)
+				WHERE e.state::text = 'in_progress' AND p.lapsed = 'unknown') ELSE 0 END),
+		('idempotency_oldest_expired_age_seconds', NULL, 'gauge',
+			'How long the oldest expired claim that is still there has been expired.',
+			coalesce(date_part('epoch', cleanup.oldest_expired_age), 0)),
+		('idempotency_claims', NULL, 'gauge',
+			'Claims in the table, an estimate.',
+			coalesce(nullif(pg_stat_get_live_tuples(claims.oid), 0)::float8, greatest(claims.reltuples, 0))),
+		('idempotency_claims_dead_rows', NULL, 'gauge',
+			'Dead rows of the table, an estimate.', pg_stat_get_dead_tuples(claims.oid)),
+		('idempotency_claims_bytes', NULL, 'gauge',
+			'Size of the table with its indexes.', pg_total_relation_size(claims.oid))
+	) AS m (name, le, type, help, value)
+	WHERE claims.oid = '@extschema@.idem_claims'::regclass AND m.value IS NOT NULL;
+
+COMMENT ON VIEW @extschema@.idem_metrics IS
+'what is known of this database without counting claims, as samples of Prometheus metrics; durations in seconds';
+COMMENT ON COLUMN @extschema@.idem_metrics.type IS 'type of the metric: a histogram has samples _bucket, _sum and _count';
+
 -- ----- ids of other types -----
 
 -- Each function that takes a user and a request takes the user as uuid or bigint too, and the
@@ -3080,7 +3127,7 @@ BEGIN
 			pg_catalog.format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE pg_catalog.format(command, pg_catalog.format('SELECT, UPDATE ON %s.idem_settings', schema), role);
 		EXECUTE pg_catalog.format(command,
-			pg_catalog.format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
+			pg_catalog.format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
 	END IF;
 END
 $$;
@@ -3133,7 +3180,7 @@ BEGIN
 	LOOP
 		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', object.name, object.grantee);
 	END LOOP;
-	GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
+	GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 
 	IF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
 			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN

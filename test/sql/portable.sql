@@ -119,6 +119,36 @@ SELECT idem_cleanup();
 SELECT batches, rows_deleted, max_batch_seconds, backlog, (SELECT count(*) FROM idem_cleanup_batches) AS entries FROM idem_stat_cleanup;
 DELETE FROM idem_cleanup_batches;
 
+-- ----- metrics -----
+
+-- No sample reads the table: only indexes, and at most 10,000 rows.
+SELECT name, labels - 'database' AS labels, labels ? 'database' AS has_database, type, value >= 0 AS has_value
+FROM idem_metrics ORDER BY name COLLATE "C";
+SELECT value FROM idem_metrics WHERE name = 'idempotency_unknown_claims';
+SELECT idem_cleanup();
+SELECT name, value FROM idem_metrics WHERE name ~ 'rows_total|_bucket|_count|backlog' ORDER BY name COLLATE "C";
+SELECT value BETWEEN 0 AND 600 AS just_now FROM idem_metrics WHERE name = 'idempotency_cleanup_last_run_age_seconds';
+BEGIN;
+INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+	SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'u', '' FROM generate_series(1, 100) AS i;
+SELECT value BETWEEN 3600 AND 4200 AS an_hour FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds';
+CREATE FUNCTION pg_temp.scans(plan json) RETURNS TABLE (node text, relation text) LANGUAGE sql AS $$
+	WITH RECURSIVE nodes (node) AS (
+		SELECT plan -> 0 -> 'Plan' UNION ALL SELECT p FROM nodes, json_array_elements(node -> 'Plans') AS p)
+	SELECT node ->> 'Node Type', node ->> 'Relation Name' FROM nodes $$;
+CREATE FUNCTION pg_temp.explain(command text) RETURNS json LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (FORMAT json) ' || command INTO plan;
+	RETURN plan;
+END $$;
+SET LOCAL enable_seqscan = off;
+SELECT count(*) > 1 AS reads, bool_or(node = 'Seq Scan') AS scans
+FROM pg_temp.scans(pg_temp.explain('SELECT * FROM idem_metrics')) WHERE relation = 'idem_claims';
+ROLLBACK;
+DELETE FROM idem_cleanup_batches;
+
 -- ----- a transaction's claims -----
 
 -- All transactions of one message begin at the same moment; a note is of its own only.
