@@ -398,7 +398,7 @@ AS 'MODULE_PATHNAME', 'idem_status_latest'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_status() IS
-'outcome of the latest claim call of this transaction';
+'what the latest claim call of this transaction answered: claimed also after the request was completed';
 
 CREATE FUNCTION @extschema@.idem_status(
 	user_id pg_catalog.text,
@@ -409,7 +409,7 @@ AS 'MODULE_PATHNAME', 'idem_status'
 LANGUAGE C STABLE PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION @extschema@.idem_status(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
-'stored state of a request: completed, failed or in_progress; NULL if it is not remembered';
+'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';
 
 CREATE FUNCTION @extschema@.idem_lookup(
 	user_id pg_catalog.text,

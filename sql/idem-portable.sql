@@ -2439,7 +2439,7 @@ END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_status() IS
-'outcome of the latest claim call of this transaction';
+'what the latest claim call of this transaction answered: claimed also after the request was completed';
 
 -- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
 -- (Replaced by sql/idem-citus.sql.)
@@ -2494,7 +2494,7 @@ END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
-'what is stored of a request: completed, failed or in_progress; NULL if it is not remembered';
+'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';
 
 -- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
 -- on a standby, which raises an error if its primary does not track commits; and on Citus,

@@ -67,7 +67,7 @@ idem_define_settings(void)
 
 	DefineCustomIntVariable("idem.wait",
 							"How long a claim waits for another holder of its key.",
-							"-1 waits until cancelled, 0 does not wait.",
+							"-1 waits until cancelled, 0 does not wait. Without a unit: milliseconds; in the argument wait: seconds.",
 							&idem_wait, 5000, -1, INT_MAX,
 							PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
