@@ -8,6 +8,7 @@
 #                        other than psql. It and the next two need no server
 #   make dist-pgtle      dist/pgtle: SQL that gives the portable edition to pg_tle
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
+#   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
@@ -131,6 +132,7 @@ sql/idem-portable-plain.sql: sql/idem-portable-plain.in sql/idem-portable.sql Ma
 
 # Packages; not for "make install"
 DIST = dist
+DIST_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
 
 # For pg_tle: the SQL that makes CREATE EXTENSION idem_portable work in a database
 .PHONY: dist-pgtle
@@ -146,15 +148,28 @@ $(DIST)/pgtle/idem_portable.sql: sql/idem-portable.sql idem_portable.control Mak
 
 # For database.dev: a package folder as its client takes it
 DBDEV = $(DIST)/dbdev/idem_portable
-DBDEV_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
 .PHONY: dist-dbdev
 dist-dbdev: sql/idem_portable--1.0.sql
 	rm -rf $(DBDEV)
 	mkdir -p $(DBDEV)
-	sed "s/^default_version = .*/default_version = '$(DBDEV_VERSION)'/" idem_portable.control \
+	sed "s/^default_version = .*/default_version = '$(DIST_VERSION)'/" idem_portable.control \
 		>$(DBDEV)/idem_portable.control
-	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DBDEV_VERSION).sql
+	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DIST_VERSION).sql
 	cp sql/idem-portable-dbdev.md $(DBDEV)/README.md
+
+# Debian's packages, of what is committed. pg_buildext names them after the servers for which there
+# are headers. It calls make itself, for each server: this make's arguments are not for those.
+RELEASE_ARCHIVE = git archive --prefix=idem-$(DIST_VERSION)/ HEAD
+DEB = $(DIST)/deb
+.PHONY: deb
+deb:
+	rm -rf $(DEB)
+	mkdir -p $(DEB)
+	$(RELEASE_ARCHIVE) --format=tar.gz --output=$(DEB)/idem_$(DIST_VERSION).orig.tar.gz
+	tar -C $(DEB) -xf $(DEB)/idem_$(DIST_VERSION).orig.tar.gz
+	cp -r $(DEB)/idem-$(DIST_VERSION)/packaging/debian $(DEB)/idem-$(DIST_VERSION)/
+	cd $(DEB)/idem-$(DIST_VERSION) && pg_buildext updatecontrol && \
+		env -u MAKEFLAGS -u MAKELEVEL dpkg-buildpackage --no-sign
 
 .PHONY: install-portable
 install-portable: sql/idem_portable--1.0.sql
