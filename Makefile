@@ -8,6 +8,7 @@
 #                        other than psql. It and the next two need no server
 #   make dist-pgtle      dist/pgtle: SQL that gives the portable edition to pg_tle
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
+#   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
 #   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
@@ -157,9 +158,15 @@ dist-dbdev: sql/idem_portable--1.0.sql
 	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DIST_VERSION).sql
 	cp sql/idem-portable-dbdev.md $(DBDEV)/README.md
 
-# Debian's packages, of what is committed. pg_buildext names them after the servers for which there
-# are headers. It calls make itself, for each server: this make's arguments are not for those.
+# The archive for PGXN. It and the packages made of it have what is committed, and nothing else.
 RELEASE_ARCHIVE = git archive --prefix=idem-$(DIST_VERSION)/ HEAD
+.PHONY: dist
+dist:
+	mkdir -p $(DIST)
+	$(RELEASE_ARCHIVE) --format=zip --output=$(DIST)/idem-$(DIST_VERSION).zip
+
+# Debian's packages. pg_buildext names them after the servers for which there are headers. It calls
+# make itself, for each server: this make's arguments are not for those.
 DEB = $(DIST)/deb
 .PHONY: deb
 deb:
