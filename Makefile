@@ -10,6 +10,8 @@
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
 #   make deb             dist/deb: Debian's packages, from packaging/debian
+#   make rpm             dist/rpm: an RPM package for the server of PG_CONFIG, from packaging/rpm;
+#                        RPMFLAGS="--nodeps" where the server is no RPM package
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
@@ -177,6 +179,17 @@ deb:
 	cp -r $(DEB)/idem-$(DIST_VERSION)/packaging/debian $(DEB)/idem-$(DIST_VERSION)/
 	cd $(DEB)/idem-$(DIST_VERSION) && pg_buildext updatecontrol && \
 		env -u MAKEFLAGS -u MAKELEVEL dpkg-buildpackage --no-sign
+
+RPM = $(abspath $(DIST)/rpm)
+.PHONY: rpm
+rpm: dist
+	rm -rf $(RPM)
+	env -u MAKEFLAGS -u MAKELEVEL rpmbuild -ba packaging/rpm/idem.spec $(RPMFLAGS) \
+		--define '_topdir $(RPM)' --define '_sourcedir $(abspath $(DIST))' \
+		--define 'pgmajorversion $(MAJORVERSION)' \
+		--define 'pginstdir $(patsubst %/bin,%,$(shell $(PG_CONFIG) --bindir))' \
+		--define 'pgsharedir $(shell $(PG_CONFIG) --sharedir)' \
+		--define 'pglibdir $(shell $(PG_CONFIG) --pkglibdir)'
 
 .PHONY: install-portable
 install-portable: sql/idem_portable--1.0.sql
