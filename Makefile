@@ -12,6 +12,7 @@
 #   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make rpm             dist/rpm: an RPM package for the server of PG_CONFIG, from packaging/rpm;
 #                        RPMFLAGS="--nodeps" where the server is no RPM package
+#   make release-check   says what is missing for a release of this commit
 #   make installcheck    test against a running cluster (PGHOST, PGPORT, ...);
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
@@ -190,6 +191,10 @@ rpm: dist
 		--define 'pginstdir $(patsubst %/bin,%,$(shell $(PG_CONFIG) --bindir))' \
 		--define 'pgsharedir $(shell $(PG_CONFIG) --sharedir)' \
 		--define 'pglibdir $(shell $(PG_CONFIG) --pkglibdir)'
+
+.PHONY: release-check
+release-check:
+	packaging/release-check
 
 .PHONY: install-portable
 install-portable: sql/idem_portable--1.0.sql

@@ -1,0 +1,65 @@
+# packaging/release-check --consistency: the files of this commit agree, and each file that
+# disagrees is found.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IPC::Run;
+
+my ($out, $err);
+
+sub release_check
+{
+	my ($folder) = @_;
+	my $run = IPC::Run::run([ "$folder/packaging/release-check", '--consistency' ], '>', \$out, '2>', \$err);
+	return $run ? 0 : 1;
+}
+
+is(release_check('.'), 0, 'the files of this commit agree') || diag($out, $err);
+is($err, '', 'without warnings');
+
+my $folder = PostgreSQL::Test::Utils::tempdir;
+system_or_bail('sh', '-c', "cp -r *.control CHANGELOG.md META.json Makefile README.md doc packaging sql src '$folder'");
+
+# Each of: file, what is there, what takes its place, what is printed
+for my $case (
+	[ 'META.json', qr/^  "version": "1/m, '  "version": "9', qr/version of the release: CHANGELOG\.md has 1/ ],
+	[ 'META.json', qr/^      "version": "1/m, '      "version": "9', qr/META\.json: idem has 9/ ],
+	[ 'META.json', qr/"version": "(\d+\.\d+)\.\d+"/, '"version": "$1"', qr/the version has three numbers/ ],
+	[ 'META.json', qr/"PostgreSQL": "\d+/, '"PostgreSQL": "14', qr/versions of PostgreSQL: META\.json has 14/ ],
+	[ 'META.json', qr/"file": "sql/, '"file": "gone', qr/there is no gone/ ],
+	[ 'META.json', qr/^\{/, '', qr/META\.json is JSON: \S/ ],
+	[ 'CHANGELOG.md', qr/\A## 1/, '## 9', qr/CHANGELOG\.md has 9/ ],
+	[ 'CHANGELOG.md', qr/PostgreSQL \d+ to \d+/, 'PostgreSQL', qr/CHANGELOG\.md does not say which/ ],
+	[ 'idem.control', qr/default_version = '1/, q{default_version = '9}, qr/version of the SQL objects: idem\.control has 9/ ],
+	[ 'idem_portable.control', qr/default_version = '1/, q{default_version = '9}, qr/idem_portable\.control has 9/ ],
+	[ 'src/catalog.c', qr/SQL_VERSION_NEWEST "1/, 'SQL_VERSION_NEWEST "9', qr/SQL_VERSION_NEWEST has 9/ ],
+	[ 'Makefile', qr/sql\/idem--\d\S*/, '', qr/Makefile does not name sql\/idem--/ ],
+	[ 'packaging/debian/changelog', qr/\Aidem \(1/, 'idem (9', qr/debian\/changelog has 9/ ],
+	[ 'packaging/debian/pgversions', qr/^15/m, '14', qr/pgversions has 14\+/ ],
+	[ 'packaging/rpm/idem.spec', qr/^(Version: +)1/m, '${1}9', qr/idem\.spec has 9/ ],
+	[ 'packaging/rpm/idem.spec', qr/ - 1\./, ' - 9.', qr/idem\.spec: changelog has 9/ ],
+	[ 'doc/development.md', qr/^PostgreSQL \d+ to/m, 'PostgreSQL 9 to', qr/doc\/development\.md has 9 to/ ],
+	[ 'README.md', qr/\A/, "with PostgreSQL 9 or later\n", qr/README\.md has 9/ ])
+{
+	my ($file, $pattern, $replacement, $printed) = @$case;
+	my $content = slurp_file("$folder/$file");
+	my $changed = $content;
+
+	$replacement =~ s/(["\\])/\\$1/g;
+	ok($changed =~ s/$pattern/qq{"$replacement"}/ee, "$file: it is changed");
+	unlink "$folder/$file";
+	append_to_file("$folder/$file", $changed);
+	is(release_check($folder), 1, 'and does not agree');
+	like($out, qr/^FAILED .*$printed/m, 'which is said');
+	unlink "$folder/$file";
+	append_to_file("$folder/$file", $content);
+}
+
+unlink glob("$folder/sql/idem--*.sql");
+is(release_check($folder), 1, 'without the SQL file');
+like($out, qr/^FAILED .*there is no sql\/idem--/m, 'which is said');
+
+done_testing();
