@@ -153,21 +153,23 @@ RETURNS TABLE (
 LANGUAGE plpgsql STABLE ROWS 1
 AS $$
 DECLARE
-	settings @extschema@.idem_settings;
-	policy @extschema@.idem_scopes;
+	settings @extschema@.idem__terms;
+	policy @extschema@.idem__terms;
 BEGIN
-	SELECT d.* INTO settings FROM @extschema@.idem_settings AS d;
-	SELECT p.* INTO policy FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C";
+	SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes INTO settings FROM @extschema@.idem_settings AS d;
+	SELECT p.ttl, p.lease, p.lease_max, p.result_max_bytes, p.failed, p.lapsed, p.expired, p.key_time, p.guarded_since
+	INTO policy FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C";
 	RETURN QUERY SELECT f.* FROM @extschema@.idem__policy_of(settings, policy) AS f;
 END
 $$;
 
 CREATE FUNCTION @extschema@.idem__citus_latest_row(key @extschema@.idem__key)
-RETURNS SETOF @extschema@.idem_claims
+RETURNS SETOF @extschema@.idem__claim
 LANGUAGE plpgsql STABLE ROWS 1
 AS $$
 BEGIN
-	RETURN QUERY SELECT c.* FROM @extschema@.idem_claims AS c
+	RETURN QUERY SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
+	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1;
 END

@@ -259,6 +259,21 @@ CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 CREATE INDEX idem_claims_unsettled_idx ON @extschema@.idem_claims (scope)
 	WHERE state = 'in_progress'::@extschema@.idem_state;
 
+-- A row of idem_claims.  No function takes or returns the row type of a table: Citus drops and
+-- makes a table again to change its shards, and the functions would go with it.
+CREATE TYPE @extschema@.idem__claim AS (
+	expires_at timestamptz,
+	lease_until timestamptz,
+	token int8,
+	state @extschema@.idem_state,
+	request_id text COLLATE "C",
+	user_id text COLLATE "C",
+	scope text COLLATE "C",
+	fingerprint bytea,
+	result jsonb,
+	progress jsonb
+);
+
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
 COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'remembered at least until then';
 COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
@@ -377,8 +392,13 @@ RETURNS interval
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 
+-- What the settings, or the row of a scope, say of its policy.
+CREATE TYPE @extschema@.idem__terms AS (
+	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
+	failed text, lapsed text, expired text, key_time text, guarded_since timestamptz, scopes text);
+
 -- The policy that follows from the settings and the row of a scope; either can be NULL.
-CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem_settings, p @extschema@.idem_scopes)
+CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
@@ -397,7 +417,7 @@ AS $$
 		(p).key_time IS NOT DISTINCT FROM 'uuidv7',
 		coalesce((p).guarded_since, '-infinity'),
 		(d).ttl IS NOT NULL,
-		(d).scopes IS NOT DISTINCT FROM 'declared' AND (p).scope IS NULL
+		(d).scopes IS NOT DISTINCT FROM 'declared' AND (p).failed IS NULL		-- NULL: there is no row
 $$;
 
 -- The policy of a scope.  (Replaced by sql/idem-citus.sql.)
@@ -412,7 +432,9 @@ AS $$
 	FROM (SELECT) AS always
 		LEFT JOIN @extschema@.idem_settings AS d ON true
 		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C",
-		@extschema@.idem__policy_of(d, p) AS f
+		@extschema@.idem__policy_of(
+			ROW (d.ttl, d.lease, d.lease_max, d.result_max_bytes, NULL, NULL, NULL, NULL, NULL, d.scopes)::@extschema@.idem__terms,
+			ROW (p.ttl, p.lease, p.lease_max, p.result_max_bytes, p.failed, p.lapsed, p.expired, p.key_time, p.guarded_since, NULL)::@extschema@.idem__terms) AS f
 $$;
 
 -- ----- an unknown past is stale -----
@@ -1361,7 +1383,7 @@ DECLARE
 	is_new boolean;				-- this call inserted the row
 	is_ours boolean;			-- this transaction wrote the row
 	seen record;				-- the row that was found
-	claim @extschema@.idem_claims;			-- the row that a claim stores
+	claim @extschema@.idem__claim;			-- the row that a claim stores
 	claim_from timestamptz;
 	outcome text;
 	answer @extschema@.idem__answer;
@@ -1967,7 +1989,7 @@ COMMENT ON FUNCTION @extschema@.idem_skip_duplicates() IS
 -- raises ID503 (ID409 for '0').  token: that of the wanted row, NULL for any.  A row with
 -- another token is returned without a wait for its lock.
 CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
-RETURNS @extschema@.idem_claims
+RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -1978,7 +2000,7 @@ DECLARE
 	catching boolean;
 	inserting boolean;
 	is_absent boolean;
-	locked @extschema@.idem_claims;
+	locked @extschema@.idem__claim;
 BEGIN
 	LOOP
 		-- The common case: the row is free.
@@ -2045,11 +2067,11 @@ $$;
 -- ID410.  The token decides, never the clock: a holder whose lease lapsed still holds it
 -- until somebody takes it over.
 CREATE FUNCTION @extschema@.idem__lock_lease(key @extschema@.idem__key, token int8)
-RETURNS @extschema@.idem_claims
+RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant @extschema@.idem_claims := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token);
+	locked constant @extschema@.idem__claim := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token);
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
@@ -2059,7 +2081,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.idem__require_unsettled(key @extschema@.idem__key, lease @extschema@.idem_claims)
+CREATE FUNCTION @extschema@.idem__require_unsettled(key @extschema@.idem__key, lease @extschema@.idem__claim)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -2091,7 +2113,7 @@ DECLARE
 	unsettled constant boolean := @extschema@.idem__is_unsettled(key);
 	only_ours constant boolean := token IS NULL OR @extschema@.idem__only_ours_counts(key);
 	policy record;
-	was @extschema@.idem_claims;
+	was @extschema@.idem__claim;
 	is_healed boolean;
 	new_expires_at timestamptz;
 BEGIN
@@ -2260,7 +2282,7 @@ AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
-	was @extschema@.idem_claims;
+	was @extschema@.idem__claim;
 BEGIN
 	PERFORM @extschema@.idem__require_writable('idem_forget()');
 	was := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), NULL::int8);
@@ -2444,10 +2466,11 @@ COMMENT ON FUNCTION @extschema@.idem_status() IS
 -- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
 -- (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key)
-RETURNS SETOF @extschema@.idem_claims
+RETURNS SETOF @extschema@.idem__claim
 LANGUAGE sql STABLE ROWS 1
 AS $$
-	SELECT c.* FROM @extschema@.idem_claims AS c
+	SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
+	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1
 $$;

@@ -369,6 +369,18 @@ FROM pg_proc AS p, regexp_replace(regexp_replace(p.prosrc, '--[^\n]*', '', 'g'),
 WHERE (p.proname LIKE 'idem\_\_citus%' OR p.proname = 'idem_distribute') AND body ~ ('(^|[^.\w])' || name || '\M(?!\.)')
 	AND body !~ ('(TRIGGER|RENAME TO) ' || name || '\M')
 ORDER BY 1, 2;
+-- No function depends on the row type of a table: Citus drops and makes a table again to change
+-- its shards, and the function would go with it.
+SELECT p.oid::regprocedure AS in_function, t.oid::regtype AS type
+FROM pg_depend AS d JOIN pg_proc AS p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+	JOIN pg_type AS t ON d.refclassid = 'pg_type'::regclass AND t.oid = d.refobjid
+	LEFT JOIN pg_type AS e ON e.oid = t.typelem
+	JOIN pg_class AS c ON c.oid = CASE t.typrelid WHEN 0 THEN e.typrelid ELSE t.typrelid END AND c.relkind <> 'c'
+WHERE p.proname LIKE 'idem\_%'
+UNION ALL SELECT p.oid::regprocedure, c.oid::regclass::text::regtype
+FROM pg_depend AS d JOIN pg_proc AS p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+	JOIN pg_class AS c ON d.refclassid = 'pg_class'::regclass AND c.oid = d.refobjid AND c.relkind <> 'c'
+WHERE p.proname LIKE 'idem\_%';
 SET client_min_messages = warning;
 DROP SCHEMA "regress idem; odd" CASCADE;
 RESET client_min_messages;
