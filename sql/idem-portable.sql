@@ -114,6 +114,7 @@ DECLARE
 	owner oid := installer;			-- of what is made here
 	strangers oid[];				-- neither superusers nor the owner, nor members of those
 	other text;
+	is_of_tenant boolean;
 BEGIN
 	SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END INTO schema_owner
 	FROM pg_namespace AS n, pg_database AS d
@@ -122,6 +123,15 @@ BEGIN
 		RAISE EXCEPTION 'there is no schema to install idem into'
 			USING ERRCODE = 'invalid_schema_name',
 			HINT = 'Create it first, or name another one: psql -v schema=NAME.';
+	END IF;
+	-- On Citus, whose schema-based sharding keeps each table of a tenant's schema on one node
+	IF to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL THEN
+		EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_schema AS s WHERE s.schemaid = $1)' INTO is_of_tenant USING schema;
+		IF is_of_tenant THEN
+			RAISE EXCEPTION 'schema % is distributed', schema
+				USING ERRCODE = 'feature_not_supported',
+				HINT = 'Install idem into another schema: SET citus.enable_schema_based_sharding = off; CREATE SCHEMA idem.';
+		END IF;
 	END IF;
 	IF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem') THEN
 		RAISE EXCEPTION 'extension "idem" is installed in this database'
