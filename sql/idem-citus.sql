@@ -15,6 +15,7 @@
  * What this file needs of sql/idem-portable.sql.  idem_distribute() puts a function
  * idem__citus_NAME() of this file in the place of idem__NAME():
  *
+ *	key_of, check_scope	refuse on a node that is not admitted, see "Rights"
  *	policy, latest_row	are in PL/pgSQL, since Citus refuses to plan an SQL function that
  *						reads a distributed table and has parameters
  *	lock_key			does nothing, see "Tokens"
@@ -27,12 +28,16 @@
  * query of idem_claims names the user whose claims it reads, and an update of idem_claims
  * calls no volatile function.
  *
- * Tokens.  A sequence that Citus distributes counts in another range on each node: tokens
- * would shrink when a shard moves to a node with a lower range.  And a lock of the key orders
- * the holders on one node only.  So every token comes from the coordinator, and a claimant
- * draws it when its transaction has written the row.  The holder before has ended by then,
- * and had drawn its own token before it ended.  While the coordinator is down, nobody can
- * claim a lease.
+ * Tokens.  A lock of the key orders the holders on one node only.  So a claimant draws its
+ * token when its transaction has written the row: the holder before has ended by then, and had
+ * drawn its own token before it ended.  It draws on the node of the shard, from a block of a
+ * million numbers that the shard has there, in the order of the node's own sequence.  Blocks
+ * come from the coordinator, in ascending order.  idem_token_blocks, whose shards move with
+ * those of idem_claims, has the block of each shard, and the node that has drawn it.  A shard
+ * that has come to another node, has been split, or has used up its block, draws a new one
+ * before its next token.  So tokens grow wherever the shard is, and also if the row of the
+ * previous holder is gone.  While the coordinator is down, leases can be claimed in shards
+ * that have a block.
  *
  * Fences.  Citus commits in two phases only on nodes where the transaction has written.  If
  * a fence only locked the row, its node could crash, and the other nodes would commit
@@ -58,7 +63,12 @@
  * that are.
  *
  * Rights.  A role gets exactly those rights on the other nodes that it has on the coordinator,
- * where distributing changes none.  idem_token_source is for the owner alone.
+ * where distributing changes none.  idem_token_source and idem_token_blocks are for the owner
+ * alone.  Citus makes the functions on a new node by itself, where everybody may then call
+ * them, and sends calls there without a look at the rights that the coordinator knows.  So the
+ * functions do nothing on a node until idem_distribute() has admitted it, that is, has given it
+ * the exact rights.  A node that is removed and added again is a new one: its group has
+ * another number.
  */
 
 \set ON_ERROR_STOP on
@@ -143,6 +153,57 @@ $block$;
 
 SELECT replace($script$
 
+-- ----- nodes without exact rights -----
+
+-- The groups (numbers of nodes) whose rights are exact.  idem__citus_admit() replaces it.
+CREATE FUNCTION @extschema@.idem__citus_admitted()
+RETURNS int4[]
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT '{}'::int4[] $$;
+
+CREATE FUNCTION @extschema@.idem__citus_admit(groups int4[])
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION %s.idem__citus_admitted() RETURNS int4[] LANGUAGE sql IMMUTABLE AS %L',
+		'@extschema@', pg_catalog.format('SELECT %L::int4[]', groups));
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_require_admission()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_dist_local_group AS g WHERE g.groupid = ANY (@extschema@.idem__citus_admitted())) THEN
+		PERFORM @extschema@.idem__raise('55000', 'idem cannot be used on this node yet',
+			'The node was added, and has not got the rights of the coordinator. Call idem_distribute(NULL::regclass) on the coordinator, and retry.');
+	END IF;
+END
+$$;
+
+-- All functions that run as their owner and take ids or a scope call one of these two first, and
+-- those that clean call idem__citus_clean().
+CREATE FUNCTION @extschema@.idem__citus_key_of(user_id text, request_id text, scope text)
+RETURNS @extschema@.idem__key
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM @extschema@.idem__citus_require_admission();
+	RETURN @extschema@.idem__local_key_of(user_id, request_id, scope);
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_check_scope(scope text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM @extschema@.idem__citus_require_admission(), @extschema@.idem__local_check_scope(scope);
+END
+$$;
+
 -- ----- reading -----
 
 CREATE FUNCTION @extschema@.idem__citus_policy(of_scope text)
@@ -185,10 +246,8 @@ BEGIN
 END
 $$;
 
--- Draws on the coordinator, the only node that has the row of idem_token_source: 0.1 ms,
--- over a connection that Citus keeps.  Without the check, a lease from an empty table would
--- be claimed without a token.
-CREATE FUNCTION @extschema@.idem__citus_draw_token()
+-- Draws a block on the coordinator, the only node that has the row of idem_token_source.
+CREATE FUNCTION @extschema@.idem__citus_draw_block()
 RETURNS int8
 LANGUAGE plpgsql
 AS $$
@@ -205,8 +264,65 @@ BEGIN
 END
 $$;
 
--- The row that this transaction has just written has a token from the node's own range,
--- which nobody else can have seen.
+-- A user id of that shard, always the same one.
+CREATE FUNCTION @extschema@.idem__citus_user_of(shard int8)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	n int4 := 0;
+BEGIN
+	WHILE get_shard_id_for_distribution_column('@extschema@.idem_token_blocks'::regclass, n::text) <> shard LOOP
+		n := n + 1;
+	END LOOP;
+	RETURN n::text;
+END
+$$;
+
+-- Draws the next token for a user, on the node that has the user's shard; there it reads and
+-- writes the shard of idem_token_blocks as a plain table.  The row of a shard counts only if
+-- this node has written it, and for this shard: a split takes it along.  When two sessions write
+-- it at a time, the second waits for the first, and uses its block: with two blocks at a time,
+-- tokens of a key could shrink.  A snapshot of a whole transaction can be older than the row, so
+-- it locks the row, which raises 40001 if somebody has changed it since.
+CREATE FUNCTION @extschema@.idem__citus_next_token(of_user text)
+RETURNS int8
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	shard constant int8 := get_shard_id_for_distribution_column('@extschema@.idem_token_blocks'::regclass, of_user);
+	blocks constant text := '@extschema@.idem_token_blocks_' || shard;
+	here constant int4 := (SELECT g.groupid FROM pg_dist_local_group AS g);
+	has record;
+	number int8;				-- within the block
+	new_block int8;
+BEGIN
+	LOOP
+		EXECUTE pg_catalog.format('SELECT b.block, b.group_id, b.begun_at FROM %s AS b WHERE b.shard_id = $1 %s', blocks,
+			CASE WHEN @extschema@.idem__keeps_snapshot() THEN 'FOR KEY SHARE' END) INTO has USING shard;
+		IF has.group_id = here THEN
+			number := nextval('@extschema@.idem_token_seq') - has.begun_at;
+			IF number BETWEEN 1 AND 999999 THEN
+				RETURN has.block * 1000000 + number;
+			END IF;
+		END IF;
+		new_block := @extschema@.idem__citus_draw_block();
+		IF has.block IS NOT NULL THEN
+			EXECUTE pg_catalog.format('UPDATE %s SET block = $1, group_id = $2, begun_at = $3 WHERE shard_id = $4 AND block = $5', blocks)
+			USING new_block, here, nextval('@extschema@.idem_token_seq'), shard, has.block;
+		ELSE
+			EXECUTE pg_catalog.format('INSERT INTO %s (user_id, shard_id, block, group_id, begun_at) VALUES ($1, $2, $3, $4, $5)
+				ON CONFLICT (user_id, shard_id) DO NOTHING', blocks)
+			USING @extschema@.idem__citus_user_of(shard), shard, new_block, here, nextval('@extschema@.idem_token_seq');
+		END IF;
+	END LOOP;
+END
+$$;
+
+-- The row that this transaction has just written has a token from the sequence of the node
+-- where the call runs, which nobody else can have seen.  Citus runs idem__citus_next_token() on
+-- the node of the row, since its argument is a column.
 CREATE FUNCTION @extschema@.idem__citus_lease_token(key @extschema@.idem__key, node_token int8)
 RETURNS int8
 LANGUAGE plpgsql
@@ -215,7 +331,9 @@ DECLARE
 	drawn int8;
 BEGIN
 	IF node_token IS NOT NULL THEN
-		drawn := @extschema@.idem__citus_draw_token();
+		SELECT @extschema@.idem__citus_next_token(c.user_id) INTO STRICT drawn FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+			AND c.token = node_token;
 		UPDATE @extschema@.idem_claims AS c SET token = drawn
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND c.token = node_token;
@@ -283,6 +401,7 @@ AS $$
 DECLARE
 	node record;
 BEGIN
+	PERFORM @extschema@.idem__citus_require_admission();
 	IF NOT citus_is_coordinator() THEN
 		PERFORM @extschema@.idem__raise('55000', 'idem_cleanup() must be called on the coordinator', 'It has all nodes clean their shards.');
 	END IF;
@@ -306,20 +425,26 @@ $$;
 
 -- ----- distributing -----
 
--- Makes our functions on all nodes.
+-- Makes those of our functions on all nodes that are not there, or belong to other shards.
+-- Returns how many.
 CREATE FUNCTION @extschema@.idem__citus_share_functions()
-RETURNS void
+RETURNS int4
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	routine record;
+	shared int4 := 0;
 BEGIN
 	FOR routine IN
-		SELECT p.oid::regprocedure AS name, NOT p.proname ^@ 'idem__' AND p.proargnames[1] = 'user_id' AS is_of_user
-		FROM pg_proc AS p
+		SELECT p.oid::regprocedure AS name, u.is_of_user
+		FROM pg_proc AS p, LATERAL (SELECT NOT p.proname ^@ 'idem__' AND p.proargnames[1] = 'user_id') AS u (is_of_user)
 		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.prokind = 'f'
 			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+			AND NOT EXISTS (SELECT FROM pg_dist_object AS o WHERE o.classid = 'pg_proc'::regclass AND o.objid = p.oid
+				AND (u.is_of_user IS NOT TRUE OR o.colocationid =
+					(SELECT d.colocationid FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem_claims'::regclass)))
 	LOOP
+		shared := shared + 1;
 		IF routine.is_of_user THEN
 			-- Citus sends a call to the user's shard, but not from a transaction block
 			-- (force_delegation): there a claim is a write of the block like any other.
@@ -331,6 +456,7 @@ BEGIN
 			EXECUTE pg_get_functiondef(routine.name);
 		END IF;
 	END LOOP;
+	RETURN shared;
 END
 $$;
 
@@ -363,8 +489,8 @@ $$;
 -- a table, but there the default privileges of the node apply, too, and everybody may call a
 -- new function.  So all rights are revoked, and granted again.  Citus sends REVOKE and GRANT to
 -- all nodes.  On this node the same rights remain; the owner becomes the grantor of all.
--- Nothing is granted again on idem_token_source, which Citus makes anew on this node, too, with
--- the default privileges: otherwise a role without any right on idem could empty or lock it, and
+-- Nothing is granted again on idem_token_source and idem_token_blocks, which are made with the
+-- default privileges: otherwise a role without any right on idem could empty or lock them, and
 -- nobody could claim a lease.
 CREATE FUNCTION @extschema@.idem__citus_share_rights()
 RETURNS void
@@ -383,7 +509,8 @@ BEGIN
 			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner AND p.prokind = 'f'
 			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
 			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
-				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_seq']::regclass[])
+				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_blocks',
+				'@extschema@.idem_token_seq']::regclass[])
 		), rights AS (
 			SELECT o.name, a.grantee, a.privilege_type AS privilege, a.is_grantable
 			FROM objects AS o, aclexplode(o.acl) AS a
@@ -400,7 +527,7 @@ BEGIN
 			ARRAY(SELECT format('GRANT %s ON %s TO %s%s', string_agg(g.privilege, ', '), o.name, g.role,
 					CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' END)
 				FROM granted AS g
-				WHERE g.name = o.name AND o.relation IS DISTINCT FROM '@extschema@.idem_token_source'::regclass
+				WHERE g.name = o.name AND (o.relation IN ('@extschema@.idem_token_source'::regclass, '@extschema@.idem_token_blocks'::regclass)) IS NOT TRUE
 				GROUP BY g.role, g.is_grantable) AS grants
 		FROM objects AS o
 	LOOP
@@ -421,6 +548,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	shard_column record;
+	type_collation oid;
 BEGIN
 	SELECT a.atttypid::regtype AS type, a.attcollation::regcollation AS "collation" INTO shard_column
 	FROM pg_dist_partition AS d JOIN pg_attribute AS a ON a.attrelid = d.logicalrelid
@@ -432,10 +560,14 @@ BEGIN
 	ELSIF shard_column.type <> 'text'::regtype THEN
 		PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is distributed by a column of type %s, claims by one of type text',
 				colocate_with, shard_column.type),
-			'Distribute it by a text, or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
+			'Distribute it by a text, as doc/citus.md says; or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
 	END IF;
 	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
-	EXECUTE pg_catalog.format('ALTER TYPE %s.idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+	SELECT a.attcollation INTO type_collation FROM pg_type AS t JOIN pg_attribute AS a ON a.attrelid = t.typrelid
+	WHERE t.oid = '@extschema@.idem__key'::regtype AND a.attname = 'user_id';
+	IF type_collation <> shard_column.collation::oid THEN
+		EXECUTE pg_catalog.format('ALTER TYPE %s.idem__key ALTER ATTRIBUTE user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+	END IF;
 END
 $$;
 
@@ -445,6 +577,13 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
+	IF to_regprocedure('@extschema@.idem__local_key_of(text, text, text)') IS NOT NULL THEN
+		RETURN;					-- by an earlier call, or in the database of which this is a restored dump
+	END IF;
+	ALTER FUNCTION @extschema@.idem__key_of(text, text, text) RENAME TO idem__local_key_of;
+	ALTER FUNCTION @extschema@.idem__citus_key_of(text, text, text) RENAME TO idem__key_of;
+	ALTER FUNCTION @extschema@.idem__check_scope(text) RENAME TO idem__local_check_scope;
+	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
 	DROP FUNCTION @extschema@.idem__policy(text), @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
 		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
@@ -460,17 +599,131 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION @extschema@.idem__citus_draw_token() SET citus.allow_nested_distributed_execution = on;
+	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
 END
 $$;
 
+-- Distributes the claims, and says so; nothing if they are distributed.
+CREATE FUNCTION @extschema@.idem__citus_share_claims(colocate_with regclass)
+RETURNS SETOF text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	partmethod text;
+BEGIN
+	SELECT d.partmethod INTO partmethod FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem_claims'::regclass;
+	IF partmethod = 'h' THEN
+		IF colocate_with IS NOT NULL THEN
+			PERFORM @extschema@.idem__raise('42710', 'table "idem_claims" is distributed already',
+				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
+		END IF;
+		RETURN;
+	ELSIF partmethod IS NOT NULL THEN
+		PERFORM @extschema@.idem__raise('55000', 'table "idem_claims" is distributed, but not by the user''s id',
+			'Undistribute it first: SELECT undistribute_table(...), or citus_schema_undistribute(...) if its schema was distributed.');
+	END IF;
+	IF colocate_with IS NOT NULL THEN
+		PERFORM @extschema@.idem__citus_match_column(colocate_with);
+	END IF;
+	PERFORM create_distributed_table('@extschema@.idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
+		truncate_local_data_after_distributing_table('@extschema@.idem_claims');
+	RETURN NEXT CASE WHEN colocate_with IS NULL THEN 'idem_claims: distributed'
+		ELSE pg_catalog.format('idem_claims: distributed together with %s', colocate_with) END;
+END
+$$;
+
+-- Gives each node a replica of the tables that all claims read, and says of which.
+CREATE FUNCTION @extschema@.idem__citus_share_policy()
+RETURNS SETOF text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	shared regclass;
+	of_table text;
+	is_missing boolean;
+BEGIN
+	FOREACH of_table IN ARRAY ARRAY['idem_settings', 'idem_secret', 'idem_scopes'] LOOP
+		shared := '@extschema@.' || of_table;
+		CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = shared);
+		-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
+		-- a distributed idem_settings has one row, which is updated and not replaced.
+		IF of_table = 'idem_settings' THEN
+			DROP TRIGGER IF EXISTS idem_settings_replace ON @extschema@.idem_settings;
+		ELSIF of_table = 'idem_scopes' THEN
+			DROP TRIGGER IF EXISTS idem_scopes_guard ON @extschema@.idem_scopes;
+		END IF;
+		PERFORM create_reference_table(shared), truncate_local_data_after_distributing_table(shared);
+		RETURN NEXT pg_catalog.format('%s: copied to all nodes', of_table);
+	END LOOP;
+
+	is_missing := EXISTS (SELECT FROM pg_dist_node AS n, pg_dist_shard AS s
+		WHERE n.noderole::text = 'primary' AND n.isactive AND s.logicalrelid = '@extschema@.idem_scopes'::regclass
+			AND NOT EXISTS (SELECT FROM pg_dist_placement AS p WHERE p.shardid = s.shardid AND p.groupid = n.groupid));
+	IF is_missing THEN
+		IF NOT has_function_privilege('replicate_reference_tables(citus.shard_transfer_mode)', 'EXECUTE') THEN
+			PERFORM @extschema@.idem__raise('42501', 'a node has no copy of table "idem_scopes"',
+				'Have a superuser call replicate_reference_tables(), then call idem_distribute() again.');
+		END IF;
+		PERFORM replicate_reference_tables('block_writes');
+		RETURN NEXT 'idem_settings, idem_secret, idem_scopes: copied to new nodes';
+	END IF;
+END
+$$;
+
+-- Makes what tokens are drawn from, and says so.
+CREATE FUNCTION @extschema@.idem__citus_share_tokens()
+RETURNS SETOF text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	owner constant regrole := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass);
+	user_collation regcollation;
+	belongs boolean;
+BEGIN
+	-- The default makes the sequence known to all nodes, which have to parse its name.
+	-- sql/idem-move.sql tells by this table that idem is distributed.
+	-- A superuser can distribute what belongs to another role; draws are made as that role.
+	IF to_regclass('@extschema@.idem_token_source') IS NULL THEN
+		CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
+		INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
+		EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_source OWNER TO %s', '@extschema@', owner);
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem_token_source'::regclass) THEN
+		PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
+		RETURN NEXT 'idem_token_source: made known to all nodes';
+	END IF;
+
+	belongs := to_regclass('@extschema@.idem_token_blocks') IS NOT NULL;
+	IF belongs THEN
+		SELECT count(DISTINCT d.colocationid) = 1 AND count(*) = 2 INTO belongs FROM pg_dist_partition AS d
+		WHERE d.logicalrelid IN ('@extschema@.idem_claims'::regclass, to_regclass('@extschema@.idem_token_blocks'));
+		IF belongs THEN
+			RETURN;
+		END IF;
+		DROP TABLE @extschema@.idem_token_blocks;
+	END IF;
+	SELECT a.attcollation::regcollation INTO user_collation
+	FROM pg_attribute AS a WHERE a.attrelid = '@extschema@.idem_claims'::regclass AND a.attname = 'user_id';
+	EXECUTE pg_catalog.format('CREATE TABLE %s.idem_token_blocks (user_id text COLLATE %s, shard_id int8, block int8 NOT NULL,
+		group_id int4 NOT NULL, begun_at int8 NOT NULL, PRIMARY KEY (user_id, shard_id))', '@extschema@', user_collation);
+	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_blocks OWNER TO %s', '@extschema@', owner);
+	PERFORM create_distributed_table('@extschema@.idem_token_blocks', 'user_id', colocate_with => '@extschema@.idem_claims');
+	RETURN NEXT 'idem_token_blocks: distributed together with idem_claims';
+END
+$$;
+
+-- Can be called again: it does what is not done yet, and repairs what changes of tables and
+-- nodes have undone.
 CREATE FUNCTION @extschema@.idem_distribute(colocate_with regclass DEFAULT NULL)
-RETURNS void
+RETURNS SETOF text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET client_min_messages = warning
 SET check_function_bodies = off
 AS $$
+DECLARE
+	groups int4[];
+	shared int4;
 BEGIN
 	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
 		PERFORM @extschema@.idem__raise('0A000', 'extension "citus" is not installed in this database',
@@ -478,57 +731,44 @@ BEGIN
 	ELSIF NOT citus_is_coordinator() OR NOT EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) THEN
 		PERFORM @extschema@.idem__raise('55000', 'this is not a coordinator that all nodes know',
 			'Call idem_distribute() on the coordinator, after SELECT citus_set_coordinator_host(...).');
-	ELSIF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = '@extschema@.idem_claims'::regclass) THEN
-		IF colocate_with IS NOT NULL THEN
-			PERFORM @extschema@.idem__raise('42710', 'table "idem_claims" is distributed already',
-				'What claims are colocated with cannot be changed. Call idem_distribute() without a table after a node was added.');
-		END IF;
-		PERFORM replicate_reference_tables('block_writes'), @extschema@.idem__citus_share_rights();
-		RETURN;
 	END IF;
-
-	IF colocate_with IS NOT NULL THEN
-		PERFORM @extschema@.idem__citus_match_column(colocate_with);
-	END IF;
+	-- A node that is added from here on is not admitted.
+	groups := ARRAY(SELECT DISTINCT n.groupid FROM pg_dist_node AS n WHERE n.noderole::text = 'primary' AND n.isactive ORDER BY 1);
 
 	-- Otherwise Citus refuses to make tables and functions in one transaction.
 	PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
-	-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
-	-- a distributed idem_settings has one row, which is updated and not replaced.
-	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
-	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
-	PERFORM create_distributed_table('@extschema@.idem_claims', 'user_id', colocate_with => coalesce(colocate_with::text, 'none')),
-		create_reference_table('@extschema@.idem_settings'),
-		create_reference_table('@extschema@.idem_secret'),
-		create_reference_table('@extschema@.idem_scopes');
-	PERFORM truncate_local_data_after_distributing_table(t.name)
-	FROM unnest(ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_secret',
-		'@extschema@.idem_scopes']::regclass[]) AS t (name);
+	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_share_claims(colocate_with) AS t (done);
+	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_share_policy() AS t (done);
+	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_share_tokens() AS t (done);
 
-	-- The default makes the sequence known to all nodes, which have to parse its name.
-	-- sql/idem-move.sql tells by this table that idem is distributed.
-	CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
-	INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
-	-- A superuser can distribute what belongs to another role; draws are made as that role.
-	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_source OWNER TO %s', '@extschema@',
-		(SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass));
-	PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
-
-	PERFORM @extschema@.idem__citus_replace_functions(), @extschema@.idem__citus_share_functions(),
-		@extschema@.idem__citus_share_rights();
+	PERFORM @extschema@.idem__citus_replace_functions();
+	PERFORM @extschema@.idem__citus_admit(groups);
+	shared := @extschema@.idem__citus_share_functions();
+	IF shared > 0 THEN
+		RETURN NEXT pg_catalog.format('functions: %s made on all nodes', shared);
+	END IF;
+	PERFORM @extschema@.idem__citus_share_rights();
+	RETURN NEXT pg_catalog.format('rights: made equal on %s nodes', cardinality(groups));
+	-- Citus makes a view again if it changes the shards of its tables, and leaves its rights out.
+	IF NOT has_table_privilege('pg_monitor', '@extschema@.idem_stat_cleanup', 'SELECT') THEN
+		GRANT SELECT ON @extschema@.idem_stat_cleanup TO pg_monitor;
+		RETURN NEXT 'idem_stat_cleanup: had lost its rights; granted to pg_monitor. Call idem_grant(..., ''operator'') again for operators';
+	END IF;
 
 	-- Citus calls triggers of replicas unsafe, since they could write to other nodes; this
 	-- one writes nothing.
-	PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
-	CREATE TRIGGER idem_scopes_guard
-	BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
-	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
-	PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
+	IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = '@extschema@.idem_scopes'::regclass AND t.tgname = 'idem_scopes_guard') THEN
+		PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
+		CREATE TRIGGER idem_scopes_guard
+		BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+		FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+		PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
+	END IF;
 END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_distribute(regclass) IS
-'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id';
+'distributes the claims over a Citus cluster, together with a table that is distributed by its user''s id; again, after a node was added or shards were changed. Returns what it did';
 
 -- Revokes what PUBLIC and the grantees of default privileges got with these functions.
 DO $block$

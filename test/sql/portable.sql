@@ -367,7 +367,7 @@ FROM pg_proc AS p, regexp_replace(regexp_replace(p.prosrc, '--[^\n]*', '', 'g'),
 	(SELECT relname FROM pg_class WHERE relname LIKE 'idem\_%' AND relkind IN ('r', 'v', 'S')
 		UNION SELECT typname FROM pg_type WHERE typname LIKE 'idem\_%' UNION SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%') AS names (name)
 WHERE (p.proname LIKE 'idem\_\_citus%' OR p.proname = 'idem_distribute') AND body ~ ('(^|[^.\w])' || name || '\M(?!\.)')
-	AND body !~ ('(TRIGGER|RENAME TO) ' || name || '\M')
+	AND body !~ ('(TRIGGER( IF EXISTS)?|RENAME TO) ' || name || '\M')
 ORDER BY 1, 2;
 -- No function depends on the row type of a table: Citus drops and makes a table again to change
 -- its shards, and the function would go with it.
@@ -395,6 +395,15 @@ SELECT token AS t FROM idem_try_claim('u', 'before', 'l', lease => '1 hour') \gs
 SELECT idem_fence('u', 'before', :t, 'l');
 CREATE TABLE idem_token_source (token bigint DEFAULT nextval('idem_token_seq'));
 INSERT INTO idem_token_source DEFAULT VALUES;
+CREATE TABLE idem_token_blocks (user_id text, shard_id bigint, block bigint, group_id int, begun_at bigint, PRIMARY KEY (user_id, shard_id));
+CREATE TABLE idem_token_blocks_102001 (LIKE idem_token_blocks INCLUDING ALL);
+CREATE TABLE idem_token_blocks_102002 (LIKE idem_token_blocks INCLUDING ALL);
+SET allow_system_table_mods = on;
+CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(table_name regclass, distribution_value text) RETURNS bigint
+LANGUAGE sql STABLE AS 'SELECT CASE distribution_value WHEN ''17'' THEN 102002 ELSE coalesce(nullif(current_setting(''test.shard'', true), ''''), ''102001'')::bigint END';
+RESET allow_system_table_mods;
+CREATE TEMPORARY TABLE pg_dist_local_group AS SELECT 1 AS groupid;
+SELECT idem__citus_replace_functions(), idem__citus_admit('{0,1,3}');
 SELECT idem__citus_replace_functions();
 SELECT proname FROM pg_proc WHERE pronamespace = 'regress_idem_citus'::regnamespace AND proname LIKE 'idem\_\_citus%' ORDER BY 1;
 INSERT INTO idem_scopes (scope, ttl, lease, failed) VALUES ('s', '2 days', '3 min', 'retryable');
@@ -412,10 +421,34 @@ SELECT :t2 > :t AS grown, token = :t2 AS stored, idem_extend('u', 'leased', :t2,
 FROM idem_claims WHERE request_id = 'leased';
 SELECT idem_complete('u', 'leased', '1', :t2, 's');
 SELECT idem_result('u', 'leased', 's'), state FROM idem_lookup('u', 'leased', 's');
+-- Tokens grow, also if the shard moves to a node and back, is split, or has used up its block.
+CREATE TEMPORARY TABLE drawn (n serial, after text, token bigint);
+CREATE FUNCTION pg_temp.draw(after text) RETURNS text LANGUAGE sql AS $$
+	INSERT INTO drawn (after, token) VALUES (after, idem__citus_next_token('u'));
+	SELECT string_agg(format('%s %s', group_id, user_id), ', ') FROM idem_token_blocks_102001 $$;
+SELECT pg_temp.draw('none');
+SELECT pg_temp.draw('none');
+UPDATE pg_dist_local_group SET groupid = 3;
+SELECT pg_temp.draw('a move'), pg_temp.draw('none');
+UPDATE pg_dist_local_group SET groupid = 1;
+SELECT pg_temp.draw('a move back'), pg_temp.draw('none');
+SELECT setval('idem_token_seq', begun_at + 999998) - begun_at AS number FROM idem_token_blocks_102001;
+SELECT pg_temp.draw('none'), pg_temp.draw('a used block'), pg_temp.draw('none');
+SET test.shard = 102002;
+INSERT INTO idem_token_blocks_102002 SELECT * FROM idem_token_blocks_102001;
+SELECT pg_temp.draw('a split'), pg_temp.draw('none');
+SELECT user_id, shard_id FROM idem_token_blocks_102002 ORDER BY 2;
+RESET test.shard;
+SELECT after, token > lag(token) OVER (ORDER BY n) AS grown, token / 1000000 > lag(token / 1000000) OVER (ORDER BY n) AS new_block FROM drawn ORDER BY n;
+-- Nothing is done on a node that is not admitted.
+UPDATE pg_dist_local_group SET groupid = 2;
+SELECT idem_forget('u', 'leased', 's');
+SELECT idem_claim_many('{u}', '{leased}');
+UPDATE pg_dist_local_group SET groupid = 1;
+SELECT idem_status('u', 'leased', 's');
 -- A node cleans its own shards.  For want of Citus, temporary tables are its catalogs.
 CREATE TEMPORARY TABLE pg_dist_shard AS SELECT 'idem_claims'::regclass AS logicalrelid, s::bigint AS shardid FROM generate_series(102008, 102010) AS s;
 CREATE TEMPORARY TABLE pg_dist_placement AS SELECT shardid, CASE shardid WHEN 102009 THEN 2 ELSE 1 END AS groupid FROM pg_dist_shard;
-CREATE TEMPORARY TABLE pg_dist_local_group AS SELECT 1 AS groupid;
 CREATE TABLE idem_claims_102008 (LIKE idem_claims);
 CREATE TABLE idem_claims_102009 (LIKE idem_claims);
 CREATE TABLE idem_claims_102010 (LIKE idem_claims);
@@ -430,7 +463,10 @@ SELECT idem__citus_clean_node(1, clock_timestamp()) AS of_one;
 SELECT idem__citus_clean_node(100, clock_timestamp()) AS of_all;
 SELECT (SELECT string_agg(request_id, ', ' ORDER BY request_id) FROM idem_claims_102008) AS kept,
 	(SELECT count(*) FROM idem_claims_102009) AS elsewhere, (SELECT count(*) FROM idem_claims_102010) AS last;
-DROP TABLE pg_dist_shard, pg_dist_placement, pg_dist_local_group;
+DROP TABLE pg_dist_shard, pg_dist_placement, pg_dist_local_group, drawn;
+SET allow_system_table_mods = on;
+DROP FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text);
+RESET allow_system_table_mods;
 RESET search_path;
 SET client_min_messages = warning;
 DROP SCHEMA regress_idem_citus CASCADE;

@@ -55,18 +55,32 @@ sub new_database
 my $stand_ins = q{
 SET allow_system_table_mods = on;
 INSERT INTO pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion) VALUES (987654, 'citus', 10, 11, false, '0');
-CREATE TABLE pg_catalog.pg_dist_node (groupid int);
-INSERT INTO pg_catalog.pg_dist_node VALUES (0);
-CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
-GRANT SELECT ON pg_catalog.pg_dist_node, pg_catalog.pg_dist_partition TO PUBLIC;
+CREATE TABLE pg_catalog.pg_dist_node (groupid int, noderole text, isactive bool);
+INSERT INTO pg_catalog.pg_dist_node VALUES (0, 'primary', true);
+CREATE TABLE pg_catalog.pg_dist_local_group (groupid int);
+INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
+CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int);
+CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
+CREATE TABLE pg_catalog.pg_dist_placement (shardid bigint, groupid int);
+CREATE TABLE pg_catalog.pg_dist_object (classid oid, objid oid, colocationid int);
+CREATE TABLE pg_catalog.pg_dist_schema (schemaid oid);
+CREATE SCHEMA citus;
+CREATE TYPE citus.shard_transfer_mode AS ENUM ('block_writes');
+GRANT USAGE ON SCHEMA citus TO PUBLIC;
+GRANT SELECT ON pg_catalog.pg_dist_node, pg_catalog.pg_dist_local_group, pg_catalog.pg_dist_partition, pg_catalog.pg_dist_shard,
+	pg_catalog.pg_dist_placement, pg_catalog.pg_dist_object, pg_catalog.pg_dist_schema TO PUBLIC;
+CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
 CREATE FUNCTION pg_catalog.citus_is_coordinator() RETURNS bool LANGUAGE sql AS 'SELECT true';
 CREATE FUNCTION pg_catalog.create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql SECURITY DEFINER
-	AS 'INSERT INTO pg_dist_partition VALUES ($1)';
-CREATE FUNCTION pg_catalog.create_reference_table(regclass) RETURNS void LANGUAGE sql AS 'SELECT';
+	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''h'', 1)';
+CREATE FUNCTION pg_catalog.create_reference_table(regclass) RETURNS void LANGUAGE sql SECURITY DEFINER
+	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''n'', 2)';
 CREATE FUNCTION pg_catalog.truncate_local_data_after_distributing_table(regclass) RETURNS void LANGUAGE sql AS 'SELECT';
-CREATE FUNCTION pg_catalog.citus_add_local_table_to_metadata(regclass) RETURNS void LANGUAGE sql AS 'SELECT';
+CREATE FUNCTION pg_catalog.citus_add_local_table_to_metadata(regclass) RETURNS void LANGUAGE sql SECURITY DEFINER
+	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''n'', 0)';
 CREATE FUNCTION pg_catalog.create_distributed_function(regprocedure, text, text, bool) RETURNS void LANGUAGE sql AS 'SELECT';
-CREATE FUNCTION pg_catalog.replicate_reference_tables(text) RETURNS void LANGUAGE sql AS 'SELECT';
+CREATE FUNCTION pg_catalog.replicate_reference_tables(citus.shard_transfer_mode) RETURNS void LANGUAGE sql AS 'SELECT';
+REVOKE ALL ON FUNCTION pg_catalog.replicate_reference_tables FROM PUBLIC;
 CREATE FUNCTION pg_catalog.run_command_on_all_nodes(command text, OUT nodeid int, OUT success bool, OUT result text)
 RETURNS SETOF record LANGUAGE plpgsql AS $$
 BEGIN
@@ -122,7 +136,7 @@ SELECT string_agg(concat_ws(' ', r.object, r.grantee, r.privilege, r.is_grantabl
 FROM (SELECT o.name, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, a.privilege_type, a.is_grantable
 		FROM (SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE proname !~ '^idem__'
 			UNION ALL SELECT relname, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner))
-				FROM pg_class WHERE relkind IN ('r', 'v', 'S') AND relname <> 'idem_token_source'
+				FROM pg_class WHERE relkind IN ('r', 'v', 'S') AND relname !~ 'idem_token_(source|blocks)'
 			UNION ALL SELECT concat(attrelid::regclass, '.', attname), attacl FROM pg_attribute WHERE attrelid::regclass::text ~ '^requests.idem'
 			UNION ALL SELECT typname, typacl FROM pg_type) AS o (name, acl), aclexplode(o.acl) AS a
 		WHERE o.name ~ '^(requests\.)?idem_') AS r (object, grantee, privilege, is_grantable)};
@@ -148,13 +162,13 @@ GRANT SELECT (request_id) ON requests.idem_claims TO app});
 	as($by, $database, 'SELECT requests.idem_distribute(NULL::regclass)');
 	is(as('owner', $database, $rights), $before, "distributed by $by: all rights are the same");
 	is(as('operator', $database, 'SELECT count(scope) FROM requests.idem_claims'), '0', 'the operator reads the claims');
-	as($by, $database, 'SELECT requests.idem_distribute(NULL::regclass)');
-	is(as('owner', $database, $rights), $before, 'and again after a second call, as for a new node');
+	like(as($by, $database, 'SELECT requests.idem_distribute(NULL::regclass)'), qr/^rights: made equal on 1 nodes$/m, "distributed once more by $by");
+	is(as('owner', $database, $rights), $before, 'all rights are the same');
 
 	is( as('owner', $database, q{
 SELECT string_agg(DISTINCT a.grantee::regrole::text, ' ') FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
-WHERE c.oid = 'requests.idem_token_source'::regclass}),
-		'owner', 'the table from which tokens are drawn is for the owner alone');
+WHERE c.oid IN ('requests.idem_token_source'::regclass, 'requests.idem_token_blocks'::regclass)}),
+		'owner', 'the tables from which tokens are drawn are for the owner alone');
 	is( as('owner', $database, q{
 SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_privilege('anon', oid, 'EXECUTE') OR has_function_privilege('app', oid, 'EXECUTE'))}),
 		'0', 'internal functions, too');
@@ -162,8 +176,84 @@ SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_pr
 	like(error_of('anon', $database, $_), qr/permission denied for table idem_token_source/, "$_: refused")
 	  for 'TABLE requests.idem_token_source', 'INSERT INTO requests.idem_token_source VALUES (777)', 'DELETE FROM requests.idem_token_source',
 	  'TRUNCATE requests.idem_token_source', 'BEGIN; LOCK TABLE requests.idem_token_source IN ACCESS SHARE MODE';
+	as('owner', $database, 'CREATE TABLE requests.idem_token_blocks_1 (LIKE requests.idem_token_blocks INCLUDING ALL)');	# the shard
 	like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'r', lease => '1 min')"), qr/^claimed\|\d+$/, 'leases are claimed');
 }
+
+# ----- a node that was added -----
+
+# Everybody may call its functions until idem_distribute() was called: Citus makes them there.
+as('app', $database, "SELECT requests.idem_claim('u', 'kept')");
+$node->safe_psql($database, 'UPDATE pg_dist_local_group SET groupid = 7');
+as('owner', $database, 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA requests TO PUBLIC');
+my $stored = as('owner', $database, 'SELECT * FROM requests.idem_claims ORDER BY request_id');
+my @definers = split /\n/, as('owner', $database, q{
+SELECT format('requests.%I(%s)', p.proname, (SELECT string_agg(CASE WHEN a.type = 'text'::regtype AND a.n = 1 THEN '''u'''
+			WHEN a.type = 'text'::regtype AND a.n = 2 THEN '''kept''' WHEN a.type = 'text[]'::regtype THEN '''{kept}'''
+			WHEN a.type = 'jsonb'::regtype THEN '''1''' ELSE 'NULL' END || '::' || a.type::regtype::text, ', ' ORDER BY a.n)
+	FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, n)))
+FROM pg_proc AS p WHERE p.pronamespace = 'requests'::regnamespace AND p.prosecdef ORDER BY 1});
+cmp_ok(@definers, '>', 15, 'functions run as their owner');
+for my $call (@definers)
+{
+	my $error = error_of('anon', $database, "SELECT $call");
+
+	if ($call =~ /idem_fingerprint/)
+	{
+		is($error, '', "$call: answers, since it reads nothing");
+		next;
+	}
+	# The short forms need a claim of the same transaction.
+	like($error, qr/ERROR:  (idem cannot be used on this node yet|idem_\w+\(\): no (claim was made|unsettled request))/,
+		"$call: refused");
+}
+is(as('owner', $database, 'SELECT * FROM requests.idem_claims ORDER BY request_id'), $stored, 'and nothing is changed');
+as('owner', $database, 'REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA requests FROM PUBLIC');
+like(error_of('app', $database, "SELECT requests.idem_claim('u', 'kept')"), qr/HINT:  The node was added.* Call idem_distribute\(NULL::regclass\) on the coordinator/,
+	'not even for a role that may');
+$node->safe_psql($database, "INSERT INTO pg_dist_node VALUES (7, 'primary', true)");
+as('owner', $database, 'SELECT requests.idem_distribute(NULL::regclass)');
+is(as('app', $database, "SELECT requests.idem_claim('u', 'kept')"), 'f', 'the HINT helps');
+# Only a superuser can copy the policy to a node that has none.
+$node->safe_psql($database, "INSERT INTO pg_dist_shard VALUES ('requests.idem_scopes', 5); INSERT INTO pg_dist_placement VALUES (5, 0)");
+like(error_of('owner', $database, 'SELECT requests.idem_distribute(NULL::regclass)'),
+	qr/ERROR:  a node has no copy of table "idem_scopes"\nHINT:  Have a superuser call replicate_reference_tables/, 'the owner cannot copy the policy');
+like(as($superuser, $database, 'SELECT requests.idem_distribute(NULL::regclass)'), qr/copied to new nodes/, 'a superuser can');
+$node->safe_psql($database, 'INSERT INTO pg_dist_placement VALUES (5, 7); UPDATE pg_dist_local_group SET groupid = 0');
+
+# ----- shards that were changed -----
+
+# Citus makes tables again, without their triggers, and views without their rights.
+$node->safe_psql($database, "DELETE FROM pg_dist_partition WHERE logicalrelid = 'requests.idem_scopes'::regclass");
+as('owner', $database, 'DROP TRIGGER idem_scopes_guard ON requests.idem_scopes; REVOKE ALL ON requests.idem_stat_cleanup FROM pg_monitor');
+is(as('owner', $database, 'SELECT requests.idem_distribute(NULL::regclass)') =~ s/^functions: .*\n//mr, <<'TOLD' =~ s/\n\z//r, 'is put in order, and told');
+idem_scopes: copied to all nodes
+rights: made equal on 2 nodes
+idem_stat_cleanup: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
+TOLD
+is(as('owner', $database, q{
+SELECT (SELECT count(*) FROM pg_trigger WHERE tgname = 'idem_scopes_guard'), has_table_privilege('pg_monitor', 'requests.idem_stat_cleanup', 'SELECT')}),
+	'1|t', 'trigger and right are there');
+# Tables that are not colocated with the claims any more
+$node->safe_psql($database, "UPDATE pg_dist_partition SET colocationid = 3 WHERE logicalrelid = 'requests.idem_claims'::regclass");
+like(as('owner', $database, 'SELECT requests.idem_distribute(NULL::regclass)'),
+	qr/^idem_token_blocks: distributed together with idem_claims\nfunctions: \d+ made on all nodes\n/, 'tokens follow the claims');
+# A tenant's schema
+$node->safe_psql($database, "UPDATE pg_dist_partition SET partmethod = 'n' WHERE logicalrelid = 'requests.idem_claims'::regclass");
+like(error_of('owner', $database, 'SELECT requests.idem_distribute(NULL::regclass)'),
+	qr/ERROR:  table "idem_claims" is distributed, but not by the user's id\nHINT:  Undistribute it first/, 'a table of another kind is refused');
+$node->safe_psql($database, "UPDATE pg_dist_partition SET partmethod = 'h' WHERE logicalrelid = 'requests.idem_claims'::regclass");
+
+# ----- the schema of a tenant -----
+
+$node->safe_psql('postgres', 'CREATE DATABASE tenants OWNER owner');
+$node->safe_psql('tenants', $stand_ins);
+as('owner', 'tenants', 'CREATE SCHEMA requests');
+$node->safe_psql('tenants', "INSERT INTO pg_dist_schema VALUES ('requests'::regnamespace)");
+like((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[1], qr/ERROR:  schema requests is distributed\nHINT:  Install idem into another schema: SET citus/,
+	'idem cannot be installed into a schema that Citus distributes');
+$node->safe_psql('tenants', 'DELETE FROM pg_dist_schema');
+is((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[0], 0, 'into another one it can');
 
 # ----- no lease without a token -----
 
@@ -171,7 +261,8 @@ for my $wrong ([ 0, 'DELETE FROM requests.idem_token_source' ], [ 2, 'INSERT INT
 {
 	my ($rows, $change) = @$wrong;
 
-	as('owner', $database, $change);
+	# A new block is needed.
+	as('owner', $database, "$change; DELETE FROM requests.idem_token_blocks_1");
 	like(error_of('app', $database, "SELECT FROM requests.idem_try_claim('u', 'none', lease => '1 min')"),
 		qr/ERROR:  table "idem_token_source" has $rows rows, not one\nHINT:  Leases draw their tokens from its only row/, "$rows rows: a lease is refused");
 	is(as('owner', $database, "SELECT count(*) FROM requests.idem_claims WHERE request_id = 'none'"), '0', "$rows rows: and not claimed");
