@@ -731,7 +731,7 @@ $$;
 -- Rounds expires_at up to a whole second, so that the entries of its index deduplicate.
 CREATE FUNCTION @extschema@.idem__whole_second(moment timestamptz)
 RETURNS timestamptz
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE				-- as date_trunc(): otherwise it is not inlined, and is planned in each call
 AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
 
 -- The text whose hash is the fingerprint: equal jsonb give equal text, unequal jsonb
