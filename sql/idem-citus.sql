@@ -16,8 +16,9 @@
  * idem__citus_NAME() of this file in the place of idem__NAME():
  *
  *	key_of, check_scope	refuse on a node that is not admitted, see "Rights"
- *	policy, latest_row	are in PL/pgSQL, since Citus refuses to plan an SQL function that
+ *	latest_row			is in PL/pgSQL, since Citus refuses to plan an SQL function that
  *						reads a distributed table and has parameters
+ *	claim_key			tries the common case at once: idem__citus_claim_at_once()
  *	lock_key			does nothing, see "Tokens"
  *	lease_token			draws the token of a lease, see "Tokens"
  *	keep_fence			writes the row of a lease, see "Fences"
@@ -43,13 +44,15 @@
  * a fence only locked the row, its node could crash, and the other nodes would commit
  * without it.
  *
- * Policy.  Each node has a replica of idem_scopes.  The guard is a trigger of each replica,
- * and waits for the claims of its node.  So guarded_since differs by milliseconds from node
- * to node.
+ * Policy.  Each node has replicas of idem_scopes, idem_settings and idem_secret.  Functions that
+ * read nothing else read those of their node as plain tables, by name: Citus plans each of its
+ * own statements anew, which takes longer than the rest of a claim.  The guard is a trigger of
+ * each replica of idem_scopes, and waits for the claims of its node.  So guarded_since differs
+ * by milliseconds from node to node.
  *
  * Locks.  Citus takes LOCK TABLE on all nodes.  A claim takes its lock of idem_scopes on its
  * own node only, where the guard looks for it: hence citus.enable_ddl_propagation = off in
- * idem__claim_key() and in the guard.
+ * the functions that claim, and in the guard.
  *
  * Cleaning.  Citus cannot plan FOR UPDATE SKIP LOCKED across shards.  So each node cleans
  * its shards one by one, as plain tables, in a transaction of its own.  If a shard moves
@@ -189,8 +192,9 @@ CREATE FUNCTION @extschema@.idem__citus_key_of(user_id text, request_id text, sc
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
 AS $$
+DECLARE
+	ignored constant text := @extschema@.idem__citus_require_admission();
 BEGIN
-	PERFORM @extschema@.idem__citus_require_admission();
 	RETURN @extschema@.idem__local_key_of(user_id, request_id, scope);
 END
 $$;
@@ -206,24 +210,6 @@ $$;
 
 -- ----- reading -----
 
-CREATE FUNCTION @extschema@.idem__citus_policy(of_scope text)
-RETURNS TABLE (
-	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
-	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, has_settings boolean, undeclared boolean)
-LANGUAGE plpgsql STABLE ROWS 1
-AS $$
-DECLARE
-	settings @extschema@.idem__terms;
-	policy @extschema@.idem__terms;
-BEGIN
-	SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes INTO settings FROM @extschema@.idem_settings AS d;
-	SELECT p.ttl, p.lease, p.lease_max, p.result_max_bytes, p.failed, p.lapsed, p.expired, p.key_time, p.guarded_since
-	INTO policy FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C";
-	RETURN QUERY SELECT f.* FROM @extschema@.idem__policy_of(settings, policy) AS f;
-END
-$$;
-
 CREATE FUNCTION @extschema@.idem__citus_latest_row(key @extschema@.idem__key)
 RETURNS SETOF @extschema@.idem__claim
 LANGUAGE plpgsql STABLE ROWS 1
@@ -233,6 +219,94 @@ BEGIN
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1;
+END
+$$;
+
+-- ----- claiming -----
+
+-- The common case of a transactional claim: READ COMMITTED, a scope without a row in
+-- idem_scopes, and nobody in the way.  Decides as idem__claim_key() of sql/idem-portable.sql does,
+-- with one statement of Citus if the key is new, and two if it is completed.  NULL: it is another
+-- case, and nothing has happened.
+CREATE FUNCTION @extschema@.idem__citus_claim_at_once(key @extschema@.idem__key, fingerprint bytea)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	caller_timeout constant text := current_setting('lock_timeout');
+	ttl_before constant interval := @extschema@.idem__citus_plain_ttl(key.scope);
+	-- A second more than promised, so that the promise holds however long the insert takes.
+	expires_at constant timestamptz := @extschema@.idem__whole_second(clock_timestamp() + interval '1 second' + ttl_before);
+	stored_fingerprint bytea;
+	answer @extschema@.idem__answer;
+	ignored text;
+BEGIN
+	IF ttl_before IS NULL THEN
+		RETURN NULL;
+	END IF;
+	BEGIN
+		ignored := set_config('lock_timeout', '1', true);
+		INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope, fingerprint)
+		VALUES (expires_at, 'completed', key.request_id, key.user_id, key.scope, fingerprint)
+		ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+		IF FOUND THEN
+			answer.outcome := 'claimed';
+			answer.expires_at := expires_at;
+			LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
+		ELSE
+			SELECT 'completed', c.result, c.progress, c.expires_at, c.lease_until, c.fingerprint
+			INTO STRICT answer.outcome, answer.result, answer.progress, answer.expires_at, answer.lease_until, stored_fingerprint
+			FROM @extschema@.idem_claims AS c
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state = 'completed';
+		END IF;
+		IF @extschema@.idem__citus_plain_ttl(key.scope) IS DISTINCT FROM ttl_before OR stored_fingerprint <> fingerprint
+			OR (answer.outcome = 'claimed' AND expires_at < clock_timestamp() + ttl_before) THEN
+			RAISE no_data_found;
+		END IF;
+		ignored := set_config('lock_timeout', caller_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available OR no_data_found OR too_many_rows THEN
+			RETURN NULL;
+	END;
+	IF answer.outcome = 'claimed' THEN
+		ignored := @extschema@.idem__note_claimed(key);
+	ELSE
+		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), 'completed', answer.result);
+	END IF;
+	RETURN answer;
+END
+$$;
+
+-- The ttl of a scope without a row in idem_scopes; NULL for any other scope.
+CREATE FUNCTION @extschema@.idem__citus_plain_ttl(of_scope text)
+RETURNS interval
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	ttl interval;
+BEGIN
+	SELECT @extschema@.idem__without_days(d.ttl) INTO ttl FROM @extschema@.idem_settings AS d
+	WHERE NOT EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C");
+	RETURN ttl;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_claim_key(
+	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
+	lease interval, progress jsonb, strict boolean)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	answer @extschema@.idem__answer;
+BEGIN
+	IF lease IS NULL AND current_setting('transaction_isolation') = 'read committed' AND current_setting('transaction_read_only') = 'off' THEN
+		answer := @extschema@.idem__citus_claim_at_once(key, fingerprint);
+		IF answer.outcome IS NOT NULL THEN
+			RETURN answer;
+		END IF;
+	END IF;
+	RETURN @extschema@.idem__local_claim_key(command, key, fingerprint, deadline, lease, progress, strict);
 END
 $$;
 
@@ -584,10 +658,13 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_key_of(text, text, text) RENAME TO idem__key_of;
 	ALTER FUNCTION @extschema@.idem__check_scope(text) RENAME TO idem__local_check_scope;
 	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
-	DROP FUNCTION @extschema@.idem__policy(text), @extschema@.idem__latest_row(@extschema@.idem__key),
+	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+		RENAME TO idem__local_claim_key;
+	ALTER FUNCTION @extschema@.idem__citus_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+		RENAME TO idem__claim_key;
+	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
 		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
-	ALTER FUNCTION @extschema@.idem__citus_policy(text) RENAME TO idem__policy;
 	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
 	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
 	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;
@@ -596,8 +673,9 @@ BEGIN
 
 	-- Citus accepts only an immutable function of a column in the WHERE of an update.
 	ALTER FUNCTION @extschema@.idem__is_ours(xid) IMMUTABLE;
-	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+	ALTER FUNCTION @extschema@.idem__local_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(@extschema@.idem__key, bytea) SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
 END
@@ -712,6 +790,39 @@ BEGIN
 END
 $$;
 
+-- Has those functions read the replicas of this node as plain tables that read nothing else: for
+-- Citus it takes as long to plan a read of idem_scopes as the insert of a claim.  A replica has
+-- the same name on all nodes.
+CREATE FUNCTION @extschema@.idem__citus_place_reads()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	routine regprocedure;
+	definition text;
+	replica record;
+BEGIN
+	FOR routine IN
+		SELECT p.oid FROM pg_proc AS p
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem__' AND p.prokind = 'f'
+			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+			AND p.prosrc ~ '[.]idem_(settings|scopes|secret)(_[0-9]+)? AS ' AND p.prosrc !~ '[.]idem_claims'
+	LOOP
+		definition := pg_get_functiondef(routine);
+		FOR replica IN
+			SELECT c.relname AS of_table, s.shardid FROM pg_dist_shard AS s JOIN pg_class AS c ON c.oid = s.logicalrelid
+			WHERE c.oid IN ('@extschema@.idem_settings'::regclass, '@extschema@.idem_scopes'::regclass, '@extschema@.idem_secret'::regclass)
+		LOOP
+			definition := regexp_replace(definition, pg_catalog.format('[.]%s(_[0-9]+)? AS ', replica.of_table),
+				pg_catalog.format('.%s_%s AS ', replica.of_table, replica.shardid), 'g');
+		END LOOP;
+		IF definition <> pg_get_functiondef(routine) THEN
+			EXECUTE definition;
+		END IF;
+	END LOOP;
+END
+$$;
+
 -- Can be called again: it does what is not done yet, and repairs what changes of tables and
 -- nodes have undone.
 CREATE FUNCTION @extschema@.idem_distribute(colocate_with regclass DEFAULT NULL)
@@ -742,7 +853,7 @@ BEGIN
 	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_share_tokens() AS t (done);
 
 	PERFORM @extschema@.idem__citus_replace_functions();
-	PERFORM @extschema@.idem__citus_admit(groups);
+	PERFORM @extschema@.idem__citus_place_reads(), @extschema@.idem__citus_admit(groups);
 	shared := @extschema@.idem__citus_share_functions();
 	IF shared > 0 THEN
 		RETURN NEXT pg_catalog.format('functions: %s made on all nodes', shared);

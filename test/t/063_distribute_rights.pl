@@ -220,6 +220,10 @@ like(error_of('owner', $database, 'SELECT requests.idem_distribute(NULL::regclas
 	qr/ERROR:  a node has no copy of table "idem_scopes"\nHINT:  Have a superuser call replicate_reference_tables/, 'the owner cannot copy the policy');
 like(as($superuser, $database, 'SELECT requests.idem_distribute(NULL::regclass)'), qr/copied to new nodes/, 'a superuser can');
 $node->safe_psql($database, 'INSERT INTO pg_dist_placement VALUES (5, 7); UPDATE pg_dist_local_group SET groupid = 0');
+# Claims read the replica of their node, by its name.
+like(error_of('app', $database, "SELECT requests.idem_claim('u', 'kept')"), qr/relation "requests.idem_scopes_5" does not exist/, 'claims read a replica');
+as('owner', $database, 'CREATE VIEW requests.idem_scopes_5 AS TABLE requests.idem_scopes');
+is(as('app', $database, "SELECT requests.idem_claim('u', 'kept')"), 'f', 'once it is there, they answer');
 
 # ----- shards that were changed -----
 
