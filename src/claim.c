@@ -661,9 +661,9 @@ idem_claim_marker(const IdemKey *key, const char *command)
 	};
 	IdemClaimAnswer answer;
 
-	claim_one(&call, command, &answer);
+	idem_claim_one(&call, command, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key);
+		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
 	return answer.outcome == IDEM_CLAIMED;
 }
 
