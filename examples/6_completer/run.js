@@ -175,6 +175,7 @@ async function askTooEarly(form) {
 	provider.hear().then((message) => (asked = message));
 	for (let round = 1; !asked && round <= 3 && await somethingLapsed(form); round++) await complete(form);
 	is(asked, { inProgress: `${forms[form]}/ann/asked too early` }, `${form}: the completer asks for it, and leaves it`);
+	assert(asked);
 	provider.send({ go: true });
 	await completeAll(form);
 }
