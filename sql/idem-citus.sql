@@ -159,9 +159,11 @@ SELECT replace($script$
 -- ----- nodes without exact rights -----
 
 -- The groups (numbers of nodes) whose rights are exact.  idem__citus_admit() replaces it.
+-- Stable: the planner then inlines it, and plans it again when it is replaced; the value of an
+-- immutable function would stay in the plans of all sessions.
 CREATE FUNCTION @extschema@.idem__citus_admitted()
 RETURNS int4[]
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE
 AS $$ SELECT '{}'::int4[] $$;
 
 CREATE FUNCTION @extschema@.idem__citus_admit(groups int4[])
@@ -169,7 +171,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION %s.idem__citus_admitted() RETURNS int4[] LANGUAGE sql IMMUTABLE AS %L',
+	EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION %s.idem__citus_admitted() RETURNS int4[] LANGUAGE sql STABLE AS %L',
 		'@extschema@', pg_catalog.format('SELECT %L::int4[]', groups));
 END
 $$;

@@ -444,8 +444,10 @@ SELECT after, token > lag(token) OVER (ORDER BY n) AS grown, token / 1000000 > l
 UPDATE pg_dist_local_group SET groupid = 2;
 SELECT idem_forget('u', 'leased', 's');
 SELECT idem_claim_many('{u}', '{leased}');
-UPDATE pg_dist_local_group SET groupid = 1;
+-- Sessions learn at once that it was admitted.
+SELECT idem__citus_admit('{0,1,2,3}');
 SELECT idem_status('u', 'leased', 's');
+UPDATE pg_dist_local_group SET groupid = 1;
 -- A node cleans its own shards.  For want of Citus, temporary tables are its catalogs.
 CREATE TEMPORARY TABLE pg_dist_shard AS SELECT 'idem_claims'::regclass AS logicalrelid, s::bigint AS shardid FROM generate_series(102008, 102010) AS s;
 CREATE TEMPORARY TABLE pg_dist_placement AS SELECT shardid, CASE shardid WHEN 102009 THEN 2 ELSE 1 END AS groupid FROM pg_dist_shard;
