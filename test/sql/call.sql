@@ -366,3 +366,6 @@ SELECT idem_call('u', 'cancelled', 'sleeps()');
 \echo :SQLSTATE
 RESET statement_timeout;
 SELECT idem_status('u', 'cancelled'), count(*) FROM payments WHERE note = 'slept';
+
+TRUNCATE idem_claims;
+DELETE FROM idem_scopes;

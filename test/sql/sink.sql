@@ -259,11 +259,13 @@ UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'orders';
 INSERT INTO orders VALUES (2, 'failed', 'fork');
 \echo :ROW_COUNT
 SELECT outcome FROM idem_try_claim('2', 'leased', 'orders', lease => '1 hour');
+\set VERBOSITY terse
 INSERT INTO orders VALUES (2, 'leased', 'fig');
 \echo :SQLSTATE
 SET idem.wait = '1ms';
 INSERT INTO orders VALUES (2, 'leased', 'fig');
 \echo :SQLSTATE
+\set VERBOSITY default
 UPDATE idem_claims SET lease_until = '2000-01-01' WHERE request_id = 'leased';
 INSERT INTO orders VALUES (2, 'leased', 'fig');
 \echo :SQLSTATE

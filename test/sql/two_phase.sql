@@ -70,8 +70,10 @@ CREATE FUNCTION two_phase_answer() RETURNS int LANGUAGE sql AS 'SELECT 42';
 BEGIN;
 SELECT idem_call('2pc', 'called', 'two_phase_answer()');
 PREPARE TRANSACTION 'idem_claim_3';
+\set VERBOSITY terse
 SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0');
 \echo :SQLSTATE
+\set VERBOSITY default
 COMMIT PREPARED 'idem_claim_3';
 SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0'), idem_status();
 DROP FUNCTION two_phase_answer();
