@@ -19,6 +19,9 @@
  *	latest_row			is in PL/pgSQL, since Citus refuses to plan an SQL function that
  *						reads a distributed table and has parameters
  *	claim_key			tries the common case at once: idem__citus_claim_at_once()
+
+ *	claim_at_once, claim_all_at_once, complete_at_once
+ *						do nothing: the slow path decides
  *	lock_key			does nothing, see "Tokens"
  *	lease_token			draws the token of a lease, see "Tokens"
  *	keep_fence			writes the row of a lease, see "Fences"
@@ -288,7 +291,7 @@ DECLARE
 	ttl interval;
 BEGIN
 	SELECT @extschema@.idem__without_days(d.ttl) INTO ttl FROM @extschema@.idem_settings AS d
-	WHERE NOT EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C");
+	WHERE d.scopes = 'any' AND NOT EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C");
 	RETURN ttl;
 END
 $$;
@@ -311,6 +314,29 @@ BEGIN
 	RETURN @extschema@.idem__local_claim_key(command, key, fingerprint, deadline, lease, progress, strict);
 END
 $$;
+
+-- ----- claiming -----
+
+-- Those of sql/idem-portable.sql rest on locks that a statement takes before its snapshot, and
+-- find rows by their place.
+CREATE FUNCTION @extschema@.idem__citus_claim_at_once(
+	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
+	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT false $$;
+
+CREATE FUNCTION @extschema@.idem__citus_complete_at_once(new_result jsonb)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT false $$;
 
 -- ----- leases -----
 
@@ -665,9 +691,14 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		RENAME TO idem__claim_key;
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
+		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
+		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[]), @extschema@.idem__complete_at_once(jsonb),
 		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
 		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
 	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
+	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(text, text, text, bytea, interval) RENAME TO idem__claim_at_once;
+	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[]) RENAME TO idem__claim_all_at_once;
+	ALTER FUNCTION @extschema@.idem__citus_complete_at_once(jsonb) RENAME TO idem__complete_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
 	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;
 	ALTER FUNCTION @extschema@.idem__citus_keep_fence(@extschema@.idem__key, int8) RENAME TO idem__keep_fence;

@@ -23,8 +23,8 @@
  * - A waiter for a lease polls, with pauses of up to 100 ms.
  * - lock_timeout bounds a wait for a transaction, and ends it with an error.  So each claim
  *	 runs in a subtransaction.  Waiters notice a ROLLBACK TO of the holder up to
- *	 deadlock_timeout plus a second late.  More than 64 claims in one transaction, of a batch
- *	 too, slow down the snapshots of other sessions.
+ *	 deadlock_timeout plus a second late.  More than 64 claims in one transaction slow down
+ *	 the snapshots of other sessions; a batch of new keys counts as a few claims.
  * - A claim with wait => '0' waits for a transaction that has removed the request and has
  *	 claimed it again: only the removal is visible.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
@@ -38,10 +38,13 @@
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
  *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
- * - It is slower, by an order of magnitude.
+ * - It is slower, by a factor of two to five.  Leases, claims in REPEATABLE READ and
+ *	 SERIALIZABLE, and claims of scopes with key_time = uuidv7 are slower by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is
  * idem__claim_key().  idem__settle() ends a key.  Everything else serves these two.
+ * idem__claim_at_once(), idem__claim_all_at_once() and idem__complete_at_once() decide the common
+ * cases of them in fewer statements: the fast path.
  *
  * How it is written.
  *
@@ -842,23 +845,31 @@ $$;
 -- microsecond.  A temporary table would forbid PREPARE.  The rows themselves would have to
 -- be searched for among all others, and do not tell a completed marker from an open one.
 --
--- Anybody can set custom settings.  So each value is signed for this transaction of this
--- session, with a secret that only the owner can read.  A value with a wrong signature
--- counts as empty.  The signature names the transaction by its start time and, once it has
--- one, its id: all transactions of one simple-protocol message have the same start time.
--- (A transaction without an id has claimed nothing.  So an answer that another transaction
--- of the message got can be put back only if it was not "claimed".)
+--	idem_held.latest		the latest claim call: a flag, and what the flag stands for
+--								+ *		an unsettled key; * if the buckets may hold others
+--								- =		anything else; = if the buckets may hold a key
+--	idem_held.b0 .. b15		the other unsettled keys, a line for each; in 16 buckets by the hash
+--							of the key, since each change rewrites a whole setting
 --
--- What remains: code in the same transaction can put back an older value of that
--- transaction.  By that it can settle its own request twice, with two results, or make
--- idem_result() return the result of an earlier claim call.
+-- The note of a claim is the key, as jsonb.  The fast path puts the place of the row (its ctid)
+-- before it, so that idem_complete() finds the row at once; and leaves this note when it has
+-- settled the key: the row has the result.
 --
---	idem_held.b0 .. b63		unsettled keys, as jsonb {key: time of the claim}; in 64 buckets
---							by the hash of the key, since each change rewrites a whole
---							setting
---	idem_held.latest		outcome and key of the latest claim call, and in a second line
---							its result as stored so far; the row may be gone, or belong to
---							somebody else, by the time the caller asks for it
+-- The note of any other answer holds the key, and in a second line the result as it was then:
+-- the row may be gone, or belong to somebody else, by the time the caller asks for it.  Anybody
+-- can set custom settings.  So such a note is signed for this transaction of this session,
+-- with a secret that only the owner can read; with a wrong signature it counts as empty.  The
+-- signature names the transaction by its start time and, once it has one, its id: all
+-- transactions of one simple-protocol message have the same start time.  (A transaction
+-- without an id has claimed nothing.  So an answer that another transaction of the message
+-- got can be put back only if it was not "claimed".)
+--
+-- The note of a claim needs no signature: it counts only if this transaction wrote the row.
+--
+-- What remains: code in the same transaction can forge or put back the note of a key that the
+-- transaction has claimed.  By that it can store a result for a request of this transaction that
+-- was completed without one, have idem_status() say "claimed" again, or make idem_result()
+-- return the result of an earlier claim call.
 
 CREATE TABLE @extschema@.idem_secret (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -869,43 +880,30 @@ INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
 
 COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; nobody but the owner may read it';
 
--- (SHA-256 with the secret in front is as good as HMAC here: a hash of fixed length follows.
--- This function and the next two are single expressions, which PL/pgSQL evaluates without a
--- query if all arguments are variables.)
+-- (The secret in front and half of the hash is as good as HMAC here: nobody can continue a hash
+-- of which he knows a half.  This function and the next one are single expressions, which
+-- PL/pgSQL evaluates without a query if all arguments are variables.)
 --
 -- The secret must not become a constant in a plan: debug_print_plan shows plans to anybody.
 -- So a function that holds the secret in a variable only assigns with it, and never queries
 -- or performs.  After an error PL/pgSQL makes a query of an assignment too; so these
 -- functions have plan_cache_mode = force_generic_plan, which keeps the values of variables
 -- out of plans.
-CREATE FUNCTION @extschema@.idem__signature(secret bytea, name text, value text)
+CREATE FUNCTION @extschema@.idem__signature(secret bytea, value text)
 RETURNS text
 LANGUAGE sql STABLE
 AS $$
-	SELECT encode(sha256(secret || sha256(int4send(pg_backend_pid()) || timestamptz_send(now())
-		|| convert_to(name || ' ' || value, getdatabaseencoding()))), 'hex')
+	SELECT left(encode(sha256(secret || int4send(pg_backend_pid()) || timestamptz_send(now())
+		|| convert_to(value, getdatabaseencoding())), 'hex'), 32)
 $$;
 
--- What is stored for a value: its signature, the transaction's id, a space, the value.
-CREATE FUNCTION @extschema@.idem__signed(secret bytea, name text, value text)
+-- The note of a value: its signature, the transaction's id, a space, the value.
+CREATE FUNCTION @extschema@.idem__signed(secret bytea, value text)
 RETURNS text
 LANGUAGE sql STABLE
 AS $$
-	SELECT @extschema@.idem__signature(secret, name, coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value)
+	SELECT @extschema@.idem__signature(secret, coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value)
 		|| coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value
-$$;
-
--- The stored value; NULL if it is empty, or its signature is wrong.
-CREATE FUNCTION @extschema@.idem__held(secret bytea, name text)
-RETURNS text
-LANGUAGE sql STABLE
-AS $$
-	SELECT CASE WHEN length(current_setting('idem_held.' || name, true)) > 64
-			AND @extschema@.idem__signature(secret, name, substr(current_setting('idem_held.' || name, true), 65))
-				= left(current_setting('idem_held.' || name, true), 64)
-			AND substr(split_part(current_setting('idem_held.' || name, true), ' ', 1), 65)
-				IN ('', pg_current_xact_id_if_assigned()::text)
-		THEN substr(current_setting('idem_held.' || name, true), strpos(current_setting('idem_held.' || name, true), ' ') + 1) END
 $$;
 
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
@@ -913,27 +911,42 @@ RETURNS text
 LANGUAGE sql STABLE
 AS $$ SELECT jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text $$;
 
-CREATE FUNCTION @extschema@.idem__held_bucket(held text)
+CREATE FUNCTION @extschema@.idem__bucket(held text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
-AS $$ SELECT 'b' || (hashtext(held) & 63)::text $$;
+AS $$ SELECT 'idem_held.b' || (hashtext(held) & 15)::text $$;
 
-CREATE FUNCTION @extschema@.idem__is_unsettled(key @extschema@.idem__key)
-RETURNS boolean
+-- Adds an unsettled key to its bucket.  (No key contains a line end: jsonb escapes it.)
+CREATE FUNCTION @extschema@.idem__keep(held text)
+RETURNS text
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT set_config(@extschema@.idem__bucket(held),
+		coalesce(current_setting(@extschema@.idem__bucket(held), true), '') || held || E'\n', true)
+$$;
+
+-- The flag of an answer that takes the place of the latest one: flag is "+" or "-".
+CREATE FUNCTION @extschema@.idem__next_flag(latest text, flag text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT CASE WHEN coalesce(latest, '') = '' OR latest ^@ '-' THEN flag ELSE translate(flag, '+-', '*=') END $$;
+
+-- Notes the answer of a claim call.
+CREATE FUNCTION @extschema@.idem__note(flag text, note text)
+RETURNS void
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	held constant text := @extschema@.idem__held_text(key);
-	bucket constant text := @extschema@.idem__held_bucket(held);
-	secret bytea;
+	latest constant text := current_setting('idem_held.latest', true);
+	ignored text;
 BEGIN
-	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
-	RETURN coalesce(@extschema@.idem__held(secret, bucket)::jsonb ? held, false);
+	IF latest ^@ '+' OR latest ^@ '*' THEN
+		ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+	END IF;
+	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, flag) || note, true);
 END
 $$;
 
--- (Neither text contains a line end, which separates them: jsonb escapes it.)
 CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
@@ -942,117 +955,43 @@ AS $$
 DECLARE
 	value constant text := outcome || ' ' || held || E'\n' || coalesce(result::text, '');
 	secret bytea;
-	ignored text;
+	note text;
 BEGIN
 	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
-	ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
+	note := @extschema@.idem__signed(secret, value);
+	PERFORM @extschema@.idem__note('-', note);
 END
 $$;
 
-CREATE FUNCTION @extschema@.idem__note_claimed(key @extschema@.idem__key)
+-- Whether the key is noted as unsettled.
+CREATE FUNCTION @extschema@.idem__is_open(held text)
+RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+	SELECT coalesce(left(current_setting('idem_held.latest', true), 1) IN ('+', '*')
+			AND substr(current_setting('idem_held.latest', true), strpos(current_setting('idem_held.latest', true), '[')) = held, false)
+		OR coalesce(strpos(E'\n' || current_setting(@extschema@.idem__bucket(held), true), E'\n' || held || E'\n') > 0, false)
+$$;
+
+-- Notes that the key is settled.
+CREATE FUNCTION @extschema@.idem__close(held text)
 RETURNS void
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	held constant text := @extschema@.idem__held_text(key);
-	bucket constant text := @extschema@.idem__held_bucket(held);
-	secret bytea;
-	keys jsonb;
-	value text;
+	latest constant text := current_setting('idem_held.latest', true);
+	bucket constant text := @extschema@.idem__bucket(held);
+	lines text := E'\n' || current_setting(bucket, true);
 	ignored text;
 BEGIN
-	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
-	keys := coalesce(@extschema@.idem__held(secret, bucket)::jsonb, '{}');
-	value := keys || jsonb_build_object(held, date_part('epoch', clock_timestamp()));
-	ignored := set_config('idem_held.' || bucket, @extschema@.idem__signed(secret, bucket, value), true);
-	value := 'claimed ' || held || E'\n';
-	ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
-END
-$$;
-
--- Notes that the key was settled with result.
-CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
-RETURNS void
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
-AS $$
-DECLARE
-	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
-	held constant text := @extschema@.idem__held_text(key);
-	bucket constant text := @extschema@.idem__held_bucket(held);
-	keys constant jsonb := @extschema@.idem__held(secret, bucket)::jsonb;
-	latest constant text := split_part(@extschema@.idem__held(secret, 'latest'), E'\n', 1);
-	value constant text := nullif((keys - held)::text, '{}');
-	ignored text;
-BEGIN
-	IF keys IS NULL OR NOT keys ? held THEN
-		RETURN;
+	IF left(latest, 1) IN ('+', '*') AND substr(latest, strpos(latest, '[')) = held THEN
+		ignored := set_config('idem_held.latest', translate(left(latest, 1), '+*', '-='), true);
 	END IF;
-	-- An empty bucket is left unsigned: idem__only_unsettled() then skips it cheaply.
-	ignored := set_config('idem_held.' || bucket, coalesce(@extschema@.idem__signed(secret, bucket, value), ''), true);
-	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
-		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
-	END IF;
-END
-$$;
-
--- Notes that the key's row was deleted.  idem__require_latest() then does not look for it.
-CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
-AS $$
-DECLARE
-	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
-	value text;
-	ignored text;
-BEGIN
-	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
-	value := @extschema@.idem__held(secret, 'latest') || E'\ndropped';
-	IF split_part(value, E'\n', 1) = 'claimed ' || @extschema@.idem__held_text(key) THEN
-		ignored := set_config('idem_held.latest', @extschema@.idem__signed(secret, 'latest', value), true);
-	END IF;
-END
-$$;
-
--- The only unsettled key of this transaction; raises 55000 if there is none, or more than
--- one.
-CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
-RETURNS @extschema@.idem__key
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
-AS $$
-DECLARE
-	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
-	held text;
-	all_held jsonb := '{}';
-	unsettled int;
-	keys @extschema@.idem__key[];
-BEGIN
-	FOR b IN 0 .. 63 LOOP
-		held := @extschema@.idem__held(secret, 'b' || b::text);
-		IF held IS NOT NULL THEN
-			all_held := all_held || held::jsonb;
-		END IF;
+	-- More than one line, if its row was deleted by hand and the key claimed again
+	WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
+		lines := replace(lines, E'\n' || held || E'\n', E'\n');
+		ignored := set_config(bucket, substr(lines, 2), true);
 	END LOOP;
-	SELECT count(*), (array_agg(ROW (e.key::jsonb ->> 0, e.key::jsonb ->> 1, e.key::jsonb ->> 2)::@extschema@.idem__key
-		ORDER BY e.claimed_at::float8))[:6]
-	INTO unsettled, keys
-	FROM jsonb_each_text(all_held) AS e (key, claimed_at);
-	IF unsettled = 0 THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
-			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
-	END IF;
-	IF unsettled > 1 THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',
-			'Name the one that is meant: pass user_id, request_id and scope.',
-			pg_catalog.format('It holds %s: %s.', unsettled,
-				(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
-					ELSE 'and more' END, '; ' ORDER BY n)
-				FROM unnest(keys) WITH ORDINALITY AS k (user_id, request_id, scope, n))));
-	END IF;
-	RETURN keys[1];
 END
 $$;
 
@@ -1083,6 +1022,129 @@ BEGIN
 EXCEPTION
 	WHEN invalid_parameter_value THEN
 		RETURN false;
+END
+$$;
+
+-- The key of a note, if this transaction wrote its row; when it was claimed, as a number that
+-- grows from claim to claim; and its result.  A note that is none, a forged one, has no row.
+CREATE FUNCTION @extschema@.idem__row_of_note(held text, OUT key @extschema@.idem__key, OUT claimed_at int8, OUT result jsonb)
+RETURNS SETOF record
+LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
+	named jsonb;
+BEGIN
+	BEGIN
+		named := held;
+	EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
+		RETURN;
+	END;
+	key := ROW (named ->> 0, named ->> 1, named ->> 2)::@extschema@.idem__key;
+	RETURN QUERY SELECT key, (c.xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296, c.result
+	FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND @extschema@.idem__is_ours(c.xmin);
+END
+$$;
+
+-- The latest answer: outcome and key, and in a second line the result; NULL if there is none.
+CREATE FUNCTION @extschema@.idem__latest()
+RETURNS text
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	latest constant text := current_setting('idem_held.latest', true);
+	note constant text := substr(latest, 2);
+	answer text;
+	secret bytea;
+BEGIN
+	IF left(latest, 1) IN ('+', '*') OR left(note, 1) IN ('(', '[') THEN
+		SELECT 'claimed ' || @extschema@.idem__held_text(r.key) || E'\n' || coalesce(r.result::text, '')
+		INTO answer FROM @extschema@.idem__row_of_note(substr(note, strpos(note, '['))) AS r;
+	ELSIF length(note) > 32 AND substr(split_part(note, ' ', 1), 33) IN ('', pg_current_xact_id_if_assigned()::text) THEN
+		SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+		answer := CASE WHEN left(note, 32) = @extschema@.idem__signature(secret, substr(note, 33))
+			THEN substr(note, strpos(note, ' ') + 1) END;
+	END IF;
+	RETURN answer;
+END
+$$;
+
+-- Notes that the key was settled with result.
+CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	held constant text := @extschema@.idem__held_text(key);
+	latest constant text := split_part(@extschema@.idem__latest(), E'\n', 1);
+BEGIN
+	IF NOT @extschema@.idem__is_open(held) THEN
+		RETURN;
+	END IF;
+	PERFORM @extschema@.idem__close(held);
+	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
+		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
+	END IF;
+END
+$$;
+
+-- Notes that the key's row is being deleted.  idem__require_latest() then does not look for it.
+-- Call it before the row is deleted.
+CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	held constant text := @extschema@.idem__held_text(key);
+	secret bytea;
+	value text;
+	note text;
+BEGIN
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
+	value := @extschema@.idem__latest() || E'\ndropped';
+	IF split_part(value, E'\n', 1) = 'claimed ' || held THEN
+		SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+		note := @extschema@.idem__signed(secret, value);
+		PERFORM @extschema@.idem__note('-', note);
+	END IF;
+END
+$$;
+
+-- The only unsettled key of this transaction; raises 55000 if there is none, or more than
+-- one.
+CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
+RETURNS @extschema@.idem__key
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	latest constant text := current_setting('idem_held.latest', true);
+	unsettled int;
+	keys @extschema@.idem__key[];
+BEGIN
+	SELECT count(*), (array_agg(r.key ORDER BY r.claimed_at, (r.key).request_id, (r.key).user_id, (r.key).scope))[:6]
+	INTO unsettled, keys
+	FROM (SELECT substr(latest, strpos(latest, '[')) WHERE latest ^@ '+' OR latest ^@ '*'
+			UNION SELECT string_to_table(current_setting('idem_held.b' || b::text, true), E'\n')
+			FROM generate_series(0, 15) AS b) AS n (held),
+		@extschema@.idem__row_of_note(n.held) AS r
+	WHERE n.held <> '';
+	IF unsettled = 0 THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
+			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
+	END IF;
+	IF unsettled > 1 THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',
+			'Name the one that is meant: pass user_id, request_id and scope.',
+			pg_catalog.format('It holds %s: %s.', unsettled,
+				(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
+					ELSE 'and more' END, '; ' ORDER BY n)
+				FROM unnest(keys) WITH ORDINALITY AS k (user_id, request_id, scope, n))));
+	END IF;
+	RETURN keys[1];
 END
 $$;
 
@@ -1393,7 +1455,14 @@ DECLARE
 	is_new boolean;				-- this call inserted the row
 	is_ours boolean;			-- this transaction wrote the row
 	seen record;				-- the row that was found
-	claim @extschema@.idem__claim;			-- the row that a claim stores
+	-- The row that a claim stores.  (Not a variable of the table's type: a session's first call
+	-- would open the table for it, and wait for its lock longer than the deadline.)
+	claim_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
+	claim_fingerprint constant bytea := fingerprint;
+	claim_progress constant jsonb := progress;
+	claim_token int8;
+	claim_expires_at timestamptz;
+	claim_lease_until timestamptz;
 	claim_from timestamptz;
 	outcome text;
 	answer @extschema@.idem__answer;
@@ -1436,7 +1505,7 @@ BEGIN
 				PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 			END IF;
 
-			claim := NULL;
+			claim_token := NULL;
 			IF lease IS NOT NULL AND NOT has_looked THEN
 				has_looked := true;
 				only_waiting := EXISTS (SELECT FROM @extschema@.idem_claims AS c
@@ -1444,22 +1513,19 @@ BEGIN
 			END IF;
 			IF lease IS NOT NULL AND NOT only_waiting THEN
 				PERFORM @extschema@.idem__lock_key(key);
-				claim.token := nextval('@extschema@.idem_token_seq');
+				claim_token := nextval('@extschema@.idem_token_seq');
 			END IF;
 
 			-- 2 and 9
 			claim_from := clock_timestamp();
-			claim.state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
-			claim.lease_until := claim_from + lease;
-			claim.expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, claim.lease_until);
-			claim.fingerprint := fingerprint;
-			claim.progress := progress;
+			claim_lease_until := claim_from + lease;
+			claim_expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, claim_lease_until);
 			inserting := true;
 			is_ours := true;
 			INSERT INTO @extschema@.idem_claims (expires_at, lease_until, token, state,
 				request_id, user_id, scope, fingerprint, progress)
-			VALUES (claim.expires_at, claim.lease_until, claim.token, claim.state,
-				key.request_id, key.user_id, key.scope, claim.fingerprint, claim.progress)
+			VALUES (claim_expires_at, claim_lease_until, claim_token, claim_state,
+				key.request_id, key.user_id, key.scope, claim_fingerprint, claim_progress)
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
 			IF FOUND THEN
 				outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
@@ -1550,19 +1616,19 @@ BEGIN
 			END IF;
 
 			-- Claimed in place; or the insert waited, and the promise has to count from now.
-			IF outcome = 'claimed' AND (NOT is_new OR claim.expires_at < clock_timestamp() + policy.ttl
+			IF outcome = 'claimed' AND (NOT is_new OR claim_expires_at < clock_timestamp() + policy.ttl
 				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
-				claim.lease_until := clock_timestamp() + lease;
+				claim_lease_until := clock_timestamp() + lease;
 				-- If the answer tells of a predecessor, this is the same request: keep its
 				-- fingerprint, its promise and its progress.  Its progress takes precedence: the
 				-- successor passed its own before it was told of that one.
-				claim.expires_at := greatest(answer.expires_at,
-					@extschema@.idem__remembered_until(policy.ttl, key_time, claim.lease_until));
-				UPDATE @extschema@.idem_claims AS c SET expires_at = claim.expires_at, lease_until = claim.lease_until,
-					token = claim.token, state = claim.state, result = NULL,
-					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim.fingerprint
-						ELSE coalesce(claim.fingerprint, c.fingerprint) END,
-					progress = coalesce(answer.progress, claim.progress)
+				claim_expires_at := greatest(answer.expires_at,
+					@extschema@.idem__remembered_until(policy.ttl, key_time, claim_lease_until));
+				UPDATE @extschema@.idem_claims AS c SET expires_at = claim_expires_at, lease_until = claim_lease_until,
+					token = claim_token, state = claim_state, result = NULL,
+					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim_fingerprint
+						ELSE coalesce(claim_fingerprint, c.fingerprint) END,
+					progress = coalesce(answer.progress, claim_progress)
 				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 					AND (NOT is_ours OR @extschema@.idem__is_ours(c.xmin));
 			END IF;
@@ -1614,10 +1680,10 @@ BEGIN
 
 	answer.outcome := outcome;
 	IF outcome = 'claimed' THEN
-		answer.token := claim.token;
-		answer.expires_at := claim.expires_at;
-		answer.lease_until := claim.lease_until;
-		ignored := @extschema@.idem__note_claimed(key);
+		answer.token := claim_token;
+		answer.expires_at := claim_expires_at;
+		answer.lease_until := claim_lease_until;
+		ignored := @extschema@.idem__note('+', @extschema@.idem__held_text(key));
 		-- A crash must not lose this commit: the token would be drawn again.
 		IF lease IS NOT NULL THEN
 			PERFORM @extschema@.idem__commit_synchronously();
@@ -1635,6 +1701,191 @@ BEGIN
 END
 $$;
 
+-- ----- the common case of a claim -----
+
+/*
+ * Claims a key for this transaction in the two cases that matter for speed: the key is new, or
+ * it is completed; the scope does not have key_time = uuidv7; and nobody is in the way.  Outcome
+ * NULL: it is another case, nothing has happened, and idem__claim_key() has to decide.
+ *
+ * READ COMMITTED only: there each statement has a snapshot of its own.  The snapshot of a whole
+ * transaction can see a dead row of a key, or two rows, see idem__only_ours_counts().
+ *
+ * Why no request is executed twice:
+ *
+ * - Only the insert ends in "claimed", and the primary key lets one transaction insert the key.
+ *	 Another claimer, on whatever path, waits for ours to end, or ours for it.  An expired row, a
+ *	 failed one and a lease are rows too, so nothing is inserted.  If a cleaner, idem_forget()
+ *	 or a rollback is removing the row, the insert waits for the end of that transaction or
+ *	 subtransaction, and succeeds only if no row is left.
+ * - Each wait ends after a millisecond (lock_timeout).  The subtransaction is then rolled back,
+ *	 with its row and its locks.  So a claim that waits here never blocks others for longer,
+ *	 and is never part of a deadlock: idem__claim_key() does the waiting.  The ttl has a
+ *	 millisecond more, so it counts from the end of the wait.
+ * - The insert reads the policy in the snapshot in which it decides.  The server takes the locks
+ *	 of all tables of a statement before its snapshot.  A WITH query that nothing refers to is
+ *	 never executed, but FOR KEY SHARE in it has the server take ROW SHARE on idem_scopes.
+ *	 (LOCK TABLE does the same, at several times the cost.)  So the insert sees every change of
+ *	 a promise that has committed, and idem_scopes_guard() holds the next one back until this
+ *	 transaction ends.  A change of policy that makes no new promise is not ordered with claims.
+ * - "completed" needs a completed row that the snapshot sees and whose xmax is 0.  Nobody had
+ *	 begun to update, delete or lock it when we looked: so it was the latest version, and no
+ *	 removal was under way.  The answer was true then, and needs no lock.  Its policy is read
+ *	 in a later snapshot: a replay in between is as good as one after the change.
+ * - ROLLBACK TO a savepoint undoes the row, the lock and the note together.
+ *
+ * The SET clauses.  lock_timeout: see above.  enable_seqscan: a plan that was made while
+ * idem_claims was empty would read all of it for as long as the session lives; jit: the server
+ * would compile such a plan, for its cost.  plan_cache_mode: see idem__signature().  The local
+ * variables are COLLATE "C": otherwise they would have the collation of the caller's ids.
+ *
+ * (Replaced by sql/idem-citus.sql.)
+ */
+CREATE FUNCTION @extschema@.idem__claim_at_once(
+	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
+	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
+LANGUAGE plpgsql
+SET lock_timeout = '1' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	is_plain boolean;
+	latest text COLLATE "C";
+	note text COLLATE "C";
+	secret bytea;
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	-- Whether the arguments are good is seen at a glance here; otherwise idem__key_of() and
+	-- others say what is wrong.  idem_portable.fast_path = off has tests take the slow path.
+	IF (octet_length(of_user) BETWEEN 1 AND 255 AND octet_length(of_request) BETWEEN 1 AND 255 AND octet_length(of_scope) <= 255
+			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
+			AND CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') = ''
+					OR current_setting('idem.wait') COLLATE "C" ~ '^(-1|[0-9]{1,6})( ?(ms|s))?$'
+				ELSE wait >= interval '0' AND NOT @extschema@.idem__has_months(wait) END
+			AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+			AND current_setting('transaction_read_only') = 'off'
+			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+		RETURN;
+	END IF;
+
+	BEGIN
+		SELECT c.state = 'completed' AND c.xmax = '0'::xid AND (c.fingerprint <> of_fingerprint) IS NOT TRUE,
+			c.result, c.progress, c.expires_at, c.lease_until
+		INTO is_plain, result, progress, expires_at, lease_until
+		FROM @extschema@.idem_claims AS c
+		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C";
+		IF NOT FOUND THEN
+			WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
+			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
+			SELECT date_trunc('second', clock_timestamp() + interval '1000999 microseconds'
+					+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))),
+				'completed', of_request, of_user, of_scope, of_fingerprint
+			FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END
+			ON CONFLICT (request_id, user_id, scope) DO NOTHING
+			RETURNING c.ctid::text, c.expires_at INTO note, expires_at;
+			IF NOT FOUND THEN
+				RAISE SQLSTATE 'ID001';		-- releases the lock
+			END IF;
+			outcome := 'claimed';
+			note := '+' || note || jsonb_build_array(of_user, of_request, of_scope)::text;
+		ELSIF is_plain THEN
+			SELECT s.secret INTO secret
+			FROM @extschema@.idem_secret AS s, @extschema@.idem_settings AS d
+				LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any'
+				ELSE p.key_time = 'any' AND (p.expired = 'protect' OR idem__claim_at_once.expires_at > clock_timestamp()) END;
+			IF NOT FOUND THEN
+				RETURN;
+			END IF;
+			outcome := 'completed';
+			note := 'completed ' || jsonb_build_array(of_user, of_request, of_scope)::text || E'\n' || coalesce(result::text, '');
+			note := '-' || @extschema@.idem__signed(secret, note);
+		ELSE
+			RETURN;
+		END IF;
+		-- As idem__note() does
+		latest := current_setting('idem_held.latest', true);
+		IF latest <> '' THEN
+			IF latest ^@ '+' OR latest ^@ '*' THEN
+				ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+			END IF;
+			note := @extschema@.idem__next_flag(latest, left(note, 1)) || substr(note, 2);
+		END IF;
+		ignored := set_config('idem_held.latest', note, true);
+	EXCEPTION
+		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+			outcome := NULL;
+	END;
+END
+$$;
+
+/*
+ * Claims a batch by one statement, if all its keys are valid, different and new, and nobody is in
+ * the way.  False: it is another case, and nothing has happened.  The keys come sorted.
+ *
+ * The insert is that of idem__claim_at_once(), for which the same holds.  It counts only if it
+ * has inserted every key: otherwise all is rolled back.  The look before it spares that in the
+ * usual case, in which some of the keys are known already; the insert decides.
+ *
+ * (Replaced by sql/idem-citus.sql.)
+ */
+CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
+RETURNS boolean
+LANGUAGE plpgsql
+SET lock_timeout = '1' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	keys constant int4 := cardinality(user_ids);
+	held text[];
+	latest text COLLATE "C";
+	ignored text;
+BEGIN
+	BEGIN
+		-- (A scalar subquery: of EXISTS the planner could make a hash of the whole table.)
+		PERFORM FROM unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
+		WHERE (octet_length(e.user_id) BETWEEN 1 AND 255 AND octet_length(e.request_id) BETWEEN 1 AND 255
+				AND (e.fingerprint IS NULL OR octet_length(e.fingerprint) BETWEEN 1 AND 64)) IS NOT TRUE
+			OR (SELECT true FROM @extschema@.idem_claims AS c WHERE c.request_id = e.request_id COLLATE "C"
+				AND c.user_id = e.user_id COLLATE "C" AND c.scope = of_scope COLLATE "C");
+		IF FOUND THEN
+			RETURN false;
+		END IF;
+		WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE),
+			inserted AS (
+				INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
+				SELECT date_trunc('second', clock_timestamp() + interval '1000999 microseconds' + p.ttl),
+					'completed', e.request_id, e.user_id, of_scope, e.fingerprint
+				FROM (SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))
+						FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+						WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END) AS p (ttl),
+					unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
+				ON CONFLICT (request_id, user_id, scope) DO NOTHING
+				RETURNING c.user_id, c.request_id, c.scope)
+		SELECT array_agg(jsonb_build_array(i.user_id, i.request_id, i.scope)::text) INTO held FROM inserted AS i;
+		IF cardinality(held) IS DISTINCT FROM keys THEN
+			RAISE SQLSTATE 'ID001';
+		END IF;
+	EXCEPTION
+		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+			RETURN false;
+	END;
+
+	-- Note them as if they had been claimed one after the other.
+	latest := current_setting('idem_held.latest', true);
+	IF latest ^@ '+' OR latest ^@ '*' THEN
+		ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+	END IF;
+	IF keys > 1 THEN
+		latest := '*';
+		PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true), '') || b.lines, true)
+		FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held || E'\n', '') AS lines
+			FROM unnest(held[:keys - 1]) AS k (held) GROUP BY 1) AS b;
+	END IF;
+	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, '+') || held[keys], true);
+	RETURN true;
+END
+$$;
+
 -- ----- claiming -----
 
 CREATE FUNCTION @extschema@.idem_claim(
@@ -1646,16 +1897,18 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	deadline constant timestamptz := @extschema@.idem__deadline(wait);
-	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	outcome text;
+	outcome text := (@extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait)).outcome;
+	deadline timestamptz;
+	key @extschema@.idem__key;
 BEGIN
-	IF fingerprint IS NOT NULL THEN
+	IF outcome IS NULL THEN
+		deadline := @extschema@.idem__deadline(wait);
+		key := @extschema@.idem__key_of(user_id, request_id, scope);
 		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
-	END IF;
-	outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
-	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
-		PERFORM @extschema@.idem__raise_outcome(outcome, key);
+		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
+		IF outcome <> 'claimed' AND outcome <> 'completed' THEN
+			PERFORM @extschema@.idem__raise_outcome(outcome, key);
+		END IF;
 	END IF;
 	RETURN outcome = 'claimed';
 END
@@ -1674,10 +1927,24 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	deadline constant timestamptz := @extschema@.idem__deadline(wait);
-	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	at_once record;
+	deadline timestamptz;
+	key @extschema@.idem__key;
 	answer @extschema@.idem__answer;
 BEGIN
+	IF lease IS NULL AND progress IS NULL THEN
+		at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait);
+		IF at_once.outcome IS NOT NULL THEN
+			outcome := at_once.outcome;
+			result := at_once.result;
+			progress := at_once.progress;
+			expires_at := at_once.expires_at;
+			lease_until := at_once.lease_until;
+			RETURN;
+		END IF;
+	END IF;
+	deadline := @extschema@.idem__deadline(wait);
+	key := @extschema@.idem__key_of(user_id, request_id, scope);
 	PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 	lease := @extschema@.idem__check_lease(lease);
 	IF progress IS NOT NULL AND lease IS NULL THEN
@@ -1703,9 +1970,18 @@ CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, s
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
+DECLARE
+	at_once record;
 BEGIN
 	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
 		AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64) THEN
+		-- Past the deadline of the batch, no element is waited for twice.
+		IF deadline = '-infinity' OR clock_timestamp() < deadline THEN
+			at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, interval '0');
+			IF at_once.outcome IS NOT NULL THEN
+				RETURN ROW (at_once.outcome, at_once.result, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
+			END IF;
+		END IF;
 		RETURN @extschema@.idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::@extschema@.idem__key,
 			fingerprint, deadline, NULL::interval, NULL::jsonb, false);
 	END IF;
@@ -1726,6 +2002,15 @@ AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
 	refused text;
+	may_be_at_once boolean;
+	sorted record;
+	keys int4;
+	first int4 := 1;			-- of a part of the batch
+	last int4;
+	part int4 := 250;
+	outcomes @extschema@.idem_outcome[] := '{}';
+	results jsonb[] := '{}';
+	answers record;
 BEGIN
 	PERFORM @extschema@.idem__check_scope(scope);
 	refused := CASE
@@ -1741,13 +2026,40 @@ BEGIN
 	END IF;
 	PERFORM @extschema@.idem__require_writable('idem_claim_many()');
 
-	RETURN QUERY
-	SELECT e.n::int4, a.outcome, a.result
+	SELECT array_agg(e.user_id) AS user_ids, array_agg(e.request_id) AS request_ids, array_agg(e.fingerprint) AS fingerprints,
+		array_agg(e.n::int4) AS ordinals
+	INTO sorted
 	FROM (SELECT t.n, t.user_id, t.request_id, t.fingerprint
 			FROM unnest(user_ids, request_ids, fingerprints) WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
-			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e,
-		@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a
-	ORDER BY e.n;
+			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e;
+	keys := coalesce(cardinality(sorted.ordinals), 0);
+	may_be_at_once := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+		AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off';
+
+	-- In parts, which are rolled back one by one where somebody is in the way.  They double as
+	-- long as nobody is: so the subtransactions are few, and at most half of the work is done
+	-- twice.
+	WHILE first <= keys LOOP
+		last := least(first + part - 1, keys);
+		IF may_be_at_once AND last > first AND @extschema@.idem__claim_all_at_once(sorted.user_ids[first:last],
+				sorted.request_ids[first:last], scope, sorted.fingerprints[first:last]) THEN
+			part := part * 2;
+			outcomes := outcomes || array_fill('claimed'::@extschema@.idem_outcome, ARRAY[last - first + 1]);
+			results := results || array_fill(NULL::jsonb, ARRAY[last - first + 1]);
+		ELSE
+			part := 250;
+			SELECT array_agg(a.outcome) AS outcomes, array_agg(a.result) AS results INTO answers
+			FROM (SELECT t.user_id, t.request_id, t.fingerprint
+					FROM unnest(sorted.user_ids[first:last], sorted.request_ids[first:last], sorted.fingerprints[first:last])
+						WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
+					ORDER BY t.n) AS e,
+				@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a;
+			outcomes := outcomes || answers.outcomes;
+			results := results || answers.results;
+		END IF;
+		first := last + 1;
+	END LOOP;
+	RETURN QUERY SELECT t.n, t.outcome, t.result FROM unnest(sorted.ordinals, outcomes, results) AS t (n, outcome, result) ORDER BY t.n;
 END
 $$;
 
@@ -1886,14 +2198,17 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	bucket constant text := 'idem_held.' || @extschema@.idem__held_bucket(@extschema@.idem__held_text(key));
-	held constant text := coalesce(current_setting(bucket, true), '');
 	latest constant text := coalesce(current_setting('idem_held.latest', true), '');
-	outcome text;
+	-- where the claim notes the latest key so far
+	bucket constant text := @extschema@.idem__bucket(substr(latest, strpos(latest, '[')));
+	held constant text := coalesce(current_setting(bucket, true), '');
+	outcome text := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
 	ignored text;
 BEGIN
-	outcome := (@extschema@.idem__claim_key(command, key, NULL::bytea, @extschema@.idem__deadline(NULL::interval),
-		NULL::interval, NULL::jsonb, true)).outcome;
+	IF outcome IS NULL THEN
+		outcome := (@extschema@.idem__claim_key(command, key, NULL::bytea, @extschema@.idem__deadline(NULL::interval),
+			NULL::interval, NULL::jsonb, true)).outcome;
+	END IF;
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 		PERFORM @extschema@.idem__raise_outcome(outcome, key);
 	END IF;
@@ -2120,7 +2435,7 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	unsettled constant boolean := @extschema@.idem__is_unsettled(key);
+	unsettled constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key));
 	only_ours constant boolean := token IS NULL OR @extschema@.idem__only_ours_counts(key);
 	policy record;
 	was @extschema@.idem__claim;
@@ -2150,7 +2465,7 @@ BEGIN
 		END IF;
 	END IF;
 
-	IF was.state::text <> 'in_progress' AND NOT (unsettled AND was.token IS NULL) THEN
+	IF was.state::text <> 'in_progress' AND NOT (unsettled AND was.token IS NULL AND was.state::text = 'completed' AND was.result IS NULL) THEN
 		is_healed := was.token IS NOT NULL AND was.lease_until IS NULL AND was.state::text = 'completed';
 		IF (is_healed AND new_state <> 'completed') OR (NOT is_healed
 			AND (was.state::text <> new_state OR was.result IS DISTINCT FROM new_result)) THEN
@@ -2175,6 +2490,44 @@ BEGIN
 END
 $$;
 
+-- The common case of idem_complete(result): the latest claim call of this transaction was
+-- decided by the fast path, claimed a key, and it is the only one unsettled.  False: it is
+-- another case, and nothing has happened.  Does what idem__settle() does, in one statement.
+--
+-- The note says where the row is.  The row has to be that of the key, one that this transaction
+-- wrote, and not settled with a result.  So a forged note reaches neither the request of another transaction
+-- nor a stored result.  No other transaction can lock or change the row, which it does not see,
+-- so the update waits for nobody.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb)
+RETURNS boolean
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	latest text := current_setting('idem_held.latest', true);
+	place text := substring(latest FROM '^[+]([(][1-3]?[0-9]{1,9},[0-9]{1,4}[)])');
+BEGIN
+	IF (place IS NOT NULL AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
+			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+		RETURN false;
+	END IF;
+	UPDATE @extschema@.idem_claims AS c SET result = new_result,
+		expires_at = greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
+			+ @extschema@.idem__without_days(coalesce((SELECT p.ttl FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.ttl))))
+	FROM @extschema@.idem_settings AS d
+	WHERE c.ctid = place::tid AND @extschema@.idem__is_ours(c.xmin)
+		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
+		AND pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(
+			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes)
+		AND jsonb_build_array(c.user_id, c.request_id, c.scope)::text = substr(latest, strpos(latest, '['));
+	IF NOT FOUND THEN
+		RETURN false;
+	END IF;
+	latest := set_config('idem_held.latest', '-' || substr(latest, strpos(latest, '[')), true);
+	RETURN true;
+END
+$$;
+
 CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -2182,6 +2535,9 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+	IF @extschema@.idem__complete_at_once(result) THEN
+		RETURN true;
+	END IF;
 	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__only_unsettled('idem_complete()'), NULL::int8, 'completed', result);
 END
 $$;
@@ -2299,10 +2655,10 @@ BEGIN
 	IF was.state IS NULL THEN
 		RETURN false;
 	END IF;
+	PERFORM @extschema@.idem__note_dropped(key);
 	DELETE FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-	PERFORM @extschema@.idem__note_dropped(key);
 	IF was.token IS NOT NULL THEN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
@@ -2367,10 +2723,10 @@ BEGIN
 		RETURN false;		-- a repeated release ends here too
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
+	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
 	DELETE FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
 	RETURN true;
 END
 $$;
@@ -2405,19 +2761,6 @@ COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
 'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';
 
 -- ----- reading -----
-
--- The latest answer, as idem__note_answer() noted it.
-CREATE FUNCTION @extschema@.idem__latest()
-RETURNS text
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
-AS $$
-DECLARE
-	secret constant bytea := (SELECT s.secret FROM @extschema@.idem_secret AS s);
-BEGIN
-	RETURN @extschema@.idem__held(secret, 'latest');
-END
-$$;
 
 -- The latest answer, or 55000 if there is none.  If it is "claimed", the row has to be there:
 -- a caller can roll the claim back to a savepoint, and then put the note back.
@@ -2668,7 +3011,7 @@ DECLARE
 BEGIN
 	-- An error if the function has reset the settings: then nobody knows what it has settled.
 	PERFORM @extschema@.idem__require_latest('idem_call()');
-	IF @extschema@.idem__is_unsettled(key) THEN
+	IF @extschema@.idem__is_open(@extschema@.idem__held_text(key)) THEN
 		PERFORM @extschema@.idem__settle('idem_call()', key, NULL::int8, 'completed', result);
 	END IF;
 	SELECT c.state::text AS state, c.result INTO stored FROM @extschema@.idem_claims AS c

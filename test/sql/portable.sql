@@ -149,6 +149,138 @@ FROM pg_temp.scans(pg_temp.explain('SELECT * FROM idem_metrics')) WHERE relation
 ROLLBACK;
 DELETE FROM idem_cleanup_batches;
 
+-- ----- the common case -----
+
+-- It is decided without idem__claim_key(), which is out of the way here; idem_portable.fast_path
+-- switches that off.  Either way a claim, and no replay, has ROW SHARE on idem_scopes.
+CREATE VIEW locks_of_scopes AS
+	SELECT string_agg(mode, ', ' ORDER BY mode) AS modes FROM pg_locks
+	WHERE pid = pg_backend_pid() AND relation = 'idem_scopes'::regclass;
+INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('has a row', '1 day', 'uuidv7');
+BEGIN;
+SET LOCAL idem_portable.fast_path = on;
+ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
+SELECT idem_claim('u', 'common'), idem_status(), idem_claim('u', 'common'), idem_status();
+SELECT * FROM locks_of_scopes;
+SELECT outcome, result, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'common', fingerprint => 'f');
+\set VERBOSITY sqlstate
+SAVEPOINT s;
+SELECT idem_claim('u', 'not common', 'has a row');
+ROLLBACK TO s;
+SET LOCAL idem_portable.fast_path = off;
+SELECT idem_claim('u', 'common');
+ROLLBACK;
+\set VERBOSITY default
+SELECT idem_claim('u', 'common');
+BEGIN;
+SELECT idem_claim('u', 'common');
+SELECT * FROM locks_of_scopes;
+SET LOCAL idem_portable.fast_path = off;
+SELECT idem_claim('u', 'common'), idem_claim('u', 'slow');
+SELECT * FROM locks_of_scopes;
+ROLLBACK;
+-- Without settings the defaults apply.
+BEGIN;
+DELETE FROM idem_settings;
+SELECT outcome, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'without settings');
+SELECT idem_claim('u', 'without settings');
+ROLLBACK;
+-- What is set, and how the ids are typed, change nothing: they have a collation of their own.
+CREATE TABLE ids (user_id text COLLATE "POSIX", request_id varchar COLLATE "POSIX");
+INSERT INTO ids VALUES ('u', 'collated 1'), ('u', 'collated 2');
+SELECT idem_claim(user_id, request_id) FROM ids ORDER BY request_id;
+SELECT idem_claim(user_id, request_id) FROM ids ORDER BY request_id;
+SELECT m.* FROM (SELECT array_agg(user_id ORDER BY request_id) AS users, array_agg(request_id::text || ', in a batch') AS requests FROM ids) AS i,
+	idem_claim_many(users, requests) AS m;
+SELECT m.* FROM (SELECT array_agg(user_id ORDER BY request_id) AS users, array_agg(request_id::text || ', in a batch') AS requests FROM ids) AS i,
+	idem_claim_many(users, requests) AS m;
+BEGIN;
+SET LOCAL extra_float_digits = -10;
+SET LOCAL "DateStyle" = 'SQL, DMY';
+SET LOCAL "TimeZone" = 'Asia/Kathmandu';
+SET LOCAL "IntervalStyle" = 'sql_standard';
+SET LOCAL bytea_output = 'escape';
+SET LOCAL standard_conforming_strings = off;
+SET LOCAL lc_numeric = 'C';
+SELECT idem_claim('u', 'set 1'), idem_claim('u', 'set 2'), idem_claim('u', 'collated 1'), idem_status();
+SAVEPOINT s;
+SELECT idem_complete('"which?"');
+ROLLBACK TO s;
+SELECT idem_complete('u', 'set 1', '1'), idem_complete('2'), idem_complete('u', 'set 1', '1');
+SELECT request_id, result FROM idem_claims WHERE request_id ~ '^set ' ORDER BY 1;
+ROLLBACK;
+DROP TABLE ids;
+-- Another isolation level than before in the session
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
+\set VERBOSITY sqlstate
+SAVEPOINT s;
+SELECT idem_claim('u', 'in another level');
+ROLLBACK TO s;
+SELECT idem_claim_many('{u}', '{"in another level"}');
+ROLLBACK;
+\set VERBOSITY default
+-- Each claim is inserted once, and a replay never, under any policy: no dead rows.  No plan reads
+-- the whole table, also if it was made while the table was empty.
+INSERT INTO idem_scopes (scope, ttl, key_time, expired) VALUES ('own ttl', '1 day', 'any', 'protect'), ('short', '2 s', 'any', 'reclaim');
+CREATE TABLE kept AS SELECT * FROM idem_claims;
+TRUNCATE idem_claims;
+VACUUM ANALYZE idem_claims;
+DISCARD PLANS;
+CREATE VIEW used AS SELECT seq_scan, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_xact_user_tables WHERE relid = 'idem_claims'::regclass;
+BEGIN;
+SET LOCAL idem_portable.fast_path = on;
+SELECT * FROM used \gset before_
+SELECT count(*) FILTER (WHERE idem_claim('u', 'key ' || i)) AS claimed, count(*) FILTER (WHERE NOT idem_claim('u', 'key ' || i)) AS replays
+FROM generate_series(1, 2000) AS i;
+SELECT count(*) FILTER (WHERE outcome = 'claimed') AS claimed
+FROM idem_claim_many(array_fill('u'::text, ARRAY[2000]), ARRAY(SELECT 'batch ' || i FROM generate_series(1, 2000) AS i));
+SELECT count(*) FILTER (WHERE outcome = 'completed') AS completed
+FROM idem_claim_many(array_fill('u'::text, ARRAY[2000]), ARRAY(SELECT 'batch ' || i FROM generate_series(1, 2000) AS i));
+SELECT idem_claim('u', 'policy', 'own ttl'), idem_claim('u', 'policy', 'own ttl'), idem_claim('u', 'policy', 'short'), idem_claim('u', 'policy', 'short');
+SELECT seq_scan - :before_seq_scan AS seq_scan, n_tup_ins - :before_n_tup_ins AS inserted, n_tup_upd - :before_n_tup_upd AS updated,
+	n_tup_del - :before_n_tup_del AS deleted FROM used;
+SELECT scope, expires_at > now() + interval '23 hours' AS by_policy FROM idem_claims WHERE request_id = 'policy' ORDER BY 1;
+ROLLBACK;
+BEGIN;
+SET LOCAL idem_portable.fast_path = on;
+SELECT n_tup_ins FROM used \gset before_
+SELECT outcome FROM idem_try_claim('u', '01890000-0000-7000-8000-000000000000', 'has a row');
+SELECT n_tup_ins - :before_n_tup_ins AS inserted FROM used;
+ROLLBACK;
+DROP VIEW used;
+INSERT INTO idem_claims SELECT * FROM kept;
+DROP TABLE kept;
+-- An error in a trigger is the caller's.
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'refused with %', current_setting('refuse.sqlstate') USING ERRCODE = current_setting('refuse.sqlstate');
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON idem_claims FOR EACH ROW EXECUTE FUNCTION refuse();
+\set VERBOSITY terse
+SET refuse.sqlstate = 'P0002';
+SELECT idem_claim('u', 'refused');
+SET refuse.sqlstate = '23502';
+SELECT idem_claim('u', 'refused');
+SELECT * FROM idem_claim_many('{u,u}', '{"refused 1","refused 2"}');
+\set VERBOSITY default
+DROP TRIGGER refuse ON idem_claims;
+DROP FUNCTION refuse();
+-- Forged notes that are no keys
+BEGIN;
+SAVEPOINT s;
+SET LOCAL idem_held.latest = '+(0,1)["\u0000", "r", ""]';
+SELECT idem_complete('1');
+ROLLBACK TO s;
+SET LOCAL idem_held.latest = '+(0,1)';
+SELECT idem_status();
+ROLLBACK TO s;
+SET LOCAL idem_held.latest = '*(99999999999,999999)["';
+SELECT idem_complete('1');
+ROLLBACK;
+DROP VIEW locks_of_scopes;
+DELETE FROM idem_scopes;
+
 -- ----- a transaction's claims -----
 
 -- All transactions of one message begin at the same moment; a note is of its own only.
@@ -184,9 +316,10 @@ COMMIT;
 -- answer that was not given.  What is forged counts as empty.
 SELECT idem_claim('u', 'theirs');
 BEGIN;
-SELECT idem_claim('u', 'mine');
+SELECT idem_claim('u', 'mine'), idem_claim('u', 'mine too');
 SELECT set_config(name, replace(setting, 'mine', 'theirs'), true) IS NOT NULL AS forged
-FROM (SELECT 'idem_held.b' || i AS name, current_setting('idem_held.b' || i, true) AS setting FROM generate_series(0, 63) AS i) AS held
+FROM (SELECT name, current_setting(name, true) AS setting
+	FROM unnest(ARRAY['idem_held.latest'] || array(SELECT 'idem_held.b' || i FROM generate_series(0, 63) AS i)) AS name) AS held
 WHERE setting <> '';
 SAVEPOINT s;
 SELECT idem_complete('"forged"');
@@ -220,8 +353,9 @@ SELECT idem_status();
 ROLLBACK;
 -- Garbage that stays in a session is nobody's concern.
 SELECT count(set_config('idem_held.' || name, garbage, false)) AS set
-FROM unnest(ARRAY['latest', 'result', 'counts'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
-	unnest(ARRAY['claimed ["u","theirs",""]', repeat('x', 64) || 'claimed ["u","theirs",""]']) AS garbage;
+FROM unnest(ARRAY['latest', 'result', 'counts', 'more'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
+	unnest(ARRAY['claimed ["u","theirs",""]', repeat('x', 64) || 'claimed ["u","theirs",""]',
+		'+' || repeat('x', 32) || '["u","theirs",""]', E'\n' || repeat('x', 32) || '["u","theirs",""] 1']) AS garbage;
 SELECT idem_status();
 \echo :SQLSTATE
 SELECT idem_complete('"garbage"');
