@@ -38,6 +38,8 @@ prepare_for_figures()
 	fi
 	if wants_figure 10; then
 		command -v redis-server >/dev/null || redis=missing
+	fi
+	if wants_figure 10 || wants_figure 16; then
 		[ -e /usr/include/hiredis/hiredis.h ] || packages+=(libhiredis-dev)
 		[ -e "$("$pg_config" --includedir)/libpq-fe.h" ] || packages+=(libpq-dev)
 	fi
@@ -51,14 +53,14 @@ prepare_for_figures()
 
 # ----- for the files in figures/ -----
 
-# new_database: replaces the database by an empty one, with idem, the alternative, and functions
-# that make requests (requests.sql, hand_written.sql)
+# new_database [EXTENSION]: replaces the database by an empty one, with idem (or idem_portable), the
+# alternative, and functions that make requests (requests.sql, hand_written.sql)
 new_database()
 {
 	sql postgres -c 'SET client_min_messages = error' \
 		-c 'DROP DATABASE IF EXISTS bench WITH (FORCE)' -c 'CREATE DATABASE bench'
 	database=bench
-	sql "$database" -c 'CREATE EXTENSION idem' \
+	sql "$database" -c "CREATE EXTENSION ${1:-idem}" \
 		-f tree/test/bench/requests.sql -f tree/test/bench/hand_written.sql
 }
 
