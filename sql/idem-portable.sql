@@ -2490,12 +2490,23 @@ BEGIN
 END
 $$;
 
+-- As idem__is_ours(), which says why, for the transaction with the id top.  Without the block that
+-- catches the error of an xmin from before the ids wrapped around: only a forged note leads to a
+-- row with such an xmin.
+CREATE FUNCTION @extschema@.idem__is_of(top int8, row_xmin xid)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+	SELECT CASE WHEN (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296 < 2147483648
+		THEN pg_xact_status((top + (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296)::text::xid8) = 'in progress' END
+$$;
+
 -- The common case of idem_complete(result): the latest claim call of this transaction was
 -- decided by the fast path, claimed a key, and it is the only one unsettled.  False: it is
 -- another case, and nothing has happened.  Does what idem__settle() does, in one statement.
 --
--- The note says where the row is.  The row has to be that of the key, one that this transaction
--- wrote, and not settled with a result.  So a forged note reaches neither the request of another transaction
+-- The note says where the row is.  The row has to be one that this transaction wrote and has not
+-- settled with a result.  So a forged note reaches neither the request of another transaction
 -- nor a stored result.  No other transaction can lock or change the row, which it does not see,
 -- so the update waits for nobody.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb)
@@ -2505,21 +2516,22 @@ SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
 	latest text := current_setting('idem_held.latest', true);
-	place text := substring(latest FROM '^[+]([(][1-3]?[0-9]{1,9},[0-9]{1,4}[)])');
+	place tid := substring(latest COLLATE "C" FROM '^[+]([(][1-3]?[0-9]{1,9},[0-9]{1,4}[)])');
+	top int8;
 BEGIN
 	IF (place IS NOT NULL AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
 			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
+	top := pg_current_xact_id_if_assigned()::text::int8;
 	UPDATE @extschema@.idem_claims AS c SET result = new_result,
 		expires_at = greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
 			+ @extschema@.idem__without_days(coalesce((SELECT p.ttl FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.ttl))))
 	FROM @extschema@.idem_settings AS d
-	WHERE c.ctid = place::tid AND @extschema@.idem__is_ours(c.xmin)
+	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
 		AND pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(
-			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes)
-		AND jsonb_build_array(c.user_id, c.request_id, c.scope)::text = substr(latest, strpos(latest, '['));
+			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes);
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
