@@ -1655,8 +1655,8 @@ BEGIN
 						deleting := inserting AND clock_timestamp() < delete_deadline AND @extschema@.idem__is_being_deleted(key);
 						IF deleting THEN
 							patience := clock_timestamp() + interval '100 milliseconds';
-						ELSIF may_be_gone OR (deleting IS NULL AND NOT has_looked_again) THEN
-							-- The transaction that removed the row may have ended meanwhile.
+						ELSIF may_be_gone OR NOT has_looked_again THEN
+							-- The transaction that removed the row may have ended meanwhile, or been rolled back.
 							has_looked_again := true;
 							deleting := false;
 						ELSE
