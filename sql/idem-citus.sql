@@ -15,7 +15,7 @@
  * What this file needs of sql/idem-portable.sql.  idem_distribute() puts a function
  * idem__citus_NAME() of this file in the place of idem__NAME():
  *
- *	key_of, check_scope	refuse on a node that is not admitted, see "Rights"
+ *	key_of, check_scope, claim_marker	refuse on a node that is not admitted, see "Rights"
  *	latest_row			is in PL/pgSQL, since Citus refuses to plan an SQL function that
  *						reads a distributed table and has parameters
  *	claim_key			tries the common case at once: idem__citus_claim_at_once()
@@ -191,8 +191,8 @@ BEGIN
 END
 $$;
 
--- All functions that run as their owner and take ids or a scope call one of these two first, and
--- those that clean call idem__citus_clean().
+-- All functions that run as their owner and take ids or a scope call one of these two first; the
+-- trigger of a sink calls idem__citus_claim_marker(), and those that clean idem__citus_clean().
 CREATE FUNCTION @extschema@.idem__citus_key_of(user_id text, request_id text, scope text)
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
@@ -210,6 +210,17 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
 	PERFORM @extschema@.idem__citus_require_admission(), @extschema@.idem__local_check_scope(scope);
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem__citus_claim_marker(key @extschema@.idem__key, command text)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	ignored constant text := @extschema@.idem__citus_require_admission();
+BEGIN
+	RETURN @extschema@.idem__local_claim_marker(key, command);
 END
 $$;
 
@@ -686,6 +697,8 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_key_of(text, text, text) RENAME TO idem__key_of;
 	ALTER FUNCTION @extschema@.idem__check_scope(text) RENAME TO idem__local_check_scope;
 	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
+	ALTER FUNCTION @extschema@.idem__claim_marker(@extschema@.idem__key, text) RENAME TO idem__local_claim_marker;
+	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text) RENAME TO idem__claim_marker;
 	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		RENAME TO idem__local_claim_key;
 	ALTER FUNCTION @extschema@.idem__citus_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)

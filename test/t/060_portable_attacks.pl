@@ -559,11 +559,24 @@ answers($owner, 'SELECT idem_distribute(NULL::regclass)', 'ERROR:  0A000');
 
 # The functions that sql/idem-citus.sql puts in the place of others
 as('owner', 'twins', 'CREATE TABLE idem_token_source (token int8); INSERT INTO idem_token_source VALUES (1)');
-as($superuser, 'twins', 'SELECT idem__citus_replace_functions()');
+as('owner', 'twins', "CREATE TABLE $_ (user_id text, shard_id int8, block int8, group_id int4, begun_at int8, PRIMARY KEY (user_id, shard_id))")
+  for qw(idem_token_blocks idem_token_blocks_7);
+as($superuser, 'twins', q{
+SET allow_system_table_mods = on;
+CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT 1 AS groupid;
+GRANT SELECT ON pg_catalog.pg_dist_local_group TO PUBLIC;
+CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) RETURNS int8 LANGUAGE sql AS 'SELECT 7::int8'});
+as($superuser, 'twins', q{SELECT idem__citus_replace_functions(), idem__citus_admit('{1}'::int4[])});
+answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 't');
+answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 'f');
 answers($app, try_claim("'replaced'", "''", "'1 h'", 'NULL'), 'claimed|?');
 answers($app, "SELECT idem_fence('u'::text, 'replaced'::text, TOKEN::int8, ''::text) IS NULL", 'f');
 answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'in_progress');
 answers($operator, 'SELECT idem_cleanup(10::int4)', 'ERROR:  42883', 'cleaning calls Citus');
+as('owner', 'twins', 'UPDATE idem_token_blocks_7 SET group_id = 2');
+answers($app, try_claim("'replaced 2'", "''", "'1 h'", 'NULL'), 'claimed|?');
+as($superuser, 'twins', 'SET allow_system_table_mods = on; UPDATE pg_catalog.pg_dist_local_group SET groupid = 2');
+answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'ERROR:  55000', 'a node that is not admitted');
 $_->quit for $app, $in_the_way, $operator, $owner;
 is(join(' ', PostgreSQL::Test::Utils::slurp_file($node->logfile) =~ /WARNING:  (hijacked by .*)/g), '', 'twins: none was called');
 

@@ -192,7 +192,7 @@ SELECT format('requests.%I(%s)', p.proname, (SELECT string_agg(CASE WHEN a.type 
 			WHEN a.type = 'text'::regtype AND a.n = 2 THEN '''kept''' WHEN a.type = 'text[]'::regtype THEN '''{kept}'''
 			WHEN a.type = 'jsonb'::regtype THEN '''1''' ELSE 'NULL' END || '::' || a.type::regtype::text, ', ' ORDER BY a.n)
 	FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, n)))
-FROM pg_proc AS p WHERE p.pronamespace = 'requests'::regnamespace AND p.prosecdef ORDER BY 1});
+FROM pg_proc AS p WHERE p.pronamespace = 'requests'::regnamespace AND p.prosecdef AND p.prorettype <> 'trigger'::regtype ORDER BY 1});
 cmp_ok(@definers, '>', 15, 'functions run as their owner');
 for my $call (@definers)
 {
@@ -207,6 +207,9 @@ for my $call (@definers)
 	like($error, qr/ERROR:  (idem cannot be used on this node yet|idem_\w+\(\): no (claim was made|unsettled request))/,
 		"$call: refused");
 }
+like(error_of('anon', $database, q{CREATE TEMPORARY TABLE sink (a text, b text);
+CREATE TRIGGER sink BEFORE INSERT ON sink FOR EACH ROW EXECUTE FUNCTION requests.idem_skip_duplicates('', 'a', 'b');
+INSERT INTO sink VALUES ('u', 'kept')}), qr/ERROR:  idem cannot be used on this node yet/, 'the trigger of a sink: refused');
 is(as('owner', $database, 'SELECT * FROM requests.idem_claims ORDER BY request_id'), $stored, 'and nothing is changed');
 as('owner', $database, 'REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA requests FROM PUBLIC');
 like(error_of('app', $database, "SELECT requests.idem_claim('u', 'kept')"), qr/HINT:  The node was added.* Call idem_distribute\(NULL::regclass\) on the coordinator/,
