@@ -914,7 +914,7 @@ AS $$ SELECT jsonb_build_array((key).user_id, (key).request_id, (key).scope)::te
 CREATE FUNCTION @extschema@.idem__bucket(held text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
-AS $$ SELECT 'idem_held.b' || (hashtext(held) & 15)::text $$;
+AS $$ SELECT 'idem_held.b' || (hashtext(held COLLATE "C") & 15)::text $$;
 
 -- Adds an unsettled key to its bucket.  (No key contains a line end: jsonb escapes it.)
 CREATE FUNCTION @extschema@.idem__keep(held text)
@@ -1038,7 +1038,7 @@ DECLARE
 BEGIN
 	BEGIN
 		named := held;
-	EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
+	EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
 		RETURN;
 	END;
 	key := ROW (named ->> 0, named ->> 1, named ->> 2)::@extschema@.idem__key;
@@ -1718,10 +1718,12 @@ $$;
  *	 failed one and a lease are rows too, so nothing is inserted.  If a cleaner, idem_forget()
  *	 or a rollback is removing the row, the insert waits for the end of that transaction or
  *	 subtransaction, and succeeds only if no row is left.
- * - Each wait ends after a millisecond (lock_timeout).  The subtransaction is then rolled back,
- *	 with its row and its locks.  So a claim that waits here never blocks others for longer,
- *	 and is never part of a deadlock: idem__claim_key() does the waiting.  The ttl has a
- *	 millisecond more, so it counts from the end of the wait.
+ * - Each wait ends after a tenth of a second (lock_timeout).  The subtransaction is then rolled
+ *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  The ttl has a tenth
+ *	 of a second more, so it counts from the end of the wait.  (While a table is being extended,
+ *	 the server looks at lock_timeout late.  A much shorter one can then end the claim with an
+ *	 error that looks like a cancel.)  A caller who does not want to wait that long does not
+ *	 insert here.
  * - The insert reads the policy in the snapshot in which it decides.  The server takes the locks
  *	 of all tables of a statement before its snapshot.  A WITH query that nothing refers to is
  *	 never executed, but FOR KEY SHARE in it has the server take ROW SHARE on idem_scopes.
@@ -1745,7 +1747,7 @@ CREATE FUNCTION @extschema@.idem__claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
 	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql
-SET lock_timeout = '1' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	is_plain boolean;
@@ -1759,7 +1761,7 @@ BEGIN
 	IF (octet_length(of_user) BETWEEN 1 AND 255 AND octet_length(of_request) BETWEEN 1 AND 255 AND octet_length(of_scope) <= 255
 			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
 			AND CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') = ''
-					OR current_setting('idem.wait') COLLATE "C" ~ '^(-1|[0-9]{1,6})( ?(ms|s))?$'
+					OR current_setting('idem.wait') COLLATE "C" ~ '^(-1( ?ms)?|[0-9]{1,6}( ?(ms|s))?)$'
 				ELSE wait >= interval '0' AND NOT @extschema@.idem__has_months(wait) END
 			AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 			AND current_setting('transaction_read_only') = 'off'
@@ -1774,9 +1776,13 @@ BEGIN
 		FROM @extschema@.idem_claims AS c
 		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C";
 		IF NOT FOUND THEN
+			IF (CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') COLLATE "C" ~ '^(|-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$'
+					ELSE wait >= interval '100 milliseconds' END) IS NOT TRUE THEN
+				RETURN;
+			END IF;
 			WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
 			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
-			SELECT date_trunc('second', clock_timestamp() + interval '1000999 microseconds'
+			SELECT date_trunc('second', clock_timestamp() + interval '1100999 microseconds'
 					+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))),
 				'completed', of_request, of_user, of_scope, of_fingerprint
 			FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
@@ -1821,7 +1827,8 @@ $$;
 
 /*
  * Claims a batch by one statement, if all its keys are valid, different and new, and nobody is in
- * the way.  False: it is another case, and nothing has happened.  The keys come sorted.
+ * the way.  False: not all keys are; NULL: somebody is, or has claimed one.  Nothing has happened
+ * then.  The keys come sorted.
  *
  * The insert is that of idem__claim_at_once(), for which the same holds.  It counts only if it
  * has inserted every key: otherwise all is rolled back.  The look before it spares that in the
@@ -1832,7 +1839,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
 RETURNS boolean
 LANGUAGE plpgsql
-SET lock_timeout = '1' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	keys constant int4 := cardinality(user_ids);
@@ -1853,7 +1860,7 @@ BEGIN
 		WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE),
 			inserted AS (
 				INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
-				SELECT date_trunc('second', clock_timestamp() + interval '1000999 microseconds' + p.ttl),
+				SELECT date_trunc('second', clock_timestamp() + interval '1100999 microseconds' + p.ttl),
 					'completed', e.request_id, e.user_id, of_scope, e.fingerprint
 				FROM (SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))
 						FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
@@ -1867,7 +1874,7 @@ BEGIN
 		END IF;
 	EXCEPTION
 		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
-			RETURN false;
+			RETURN NULL;
 	END;
 
 	-- Note them as if they had been claimed one after the other.
@@ -1897,12 +1904,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	begun constant timestamptz := clock_timestamp();
 	outcome text := (@extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait)).outcome;
 	deadline timestamptz;
 	key @extschema@.idem__key;
 BEGIN
 	IF outcome IS NULL THEN
-		deadline := @extschema@.idem__deadline(wait);
+		deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
 		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
@@ -1927,6 +1935,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	begun constant timestamptz := clock_timestamp();
 	at_once record;
 	deadline timestamptz;
 	key @extschema@.idem__key;
@@ -1943,7 +1952,7 @@ BEGIN
 			RETURN;
 		END IF;
 	END IF;
-	deadline := @extschema@.idem__deadline(wait);
+	deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 	key := @extschema@.idem__key_of(user_id, request_id, scope);
 	PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 	lease := @extschema@.idem__check_lease(lease);
@@ -1965,8 +1974,9 @@ COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval
 'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
 
 -- Claims one element of a batch.  A malformed element is answered with invalid, and the
--- others are claimed.
-CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
+-- others are claimed.  is_free: nobody was in the way of its part of the batch.
+CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz,
+	is_free boolean)
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
@@ -1976,8 +1986,9 @@ BEGIN
 	IF octet_length(user_id) BETWEEN 1 AND 255 AND octet_length(request_id) BETWEEN 1 AND 255
 		AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64) THEN
 		-- Past the deadline of the batch, no element is waited for twice.
-		IF deadline = '-infinity' OR clock_timestamp() < deadline THEN
-			at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, interval '0');
+		IF clock_timestamp() < deadline THEN
+			at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint,
+				CASE WHEN is_free THEN interval '1 second' ELSE interval '0' END);
 			IF at_once.outcome IS NOT NULL THEN
 				RETURN ROW (at_once.outcome, at_once.result, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
 			END IF;
@@ -2003,6 +2014,7 @@ DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
 	refused text;
 	may_be_at_once boolean;
+	was_claimed boolean;		-- the part, at once; NULL: somebody was in the way
 	sorted record;
 	keys int4;
 	first int4 := 1;			-- of a part of the batch
@@ -2034,15 +2046,17 @@ BEGIN
 			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e;
 	keys := coalesce(cardinality(sorted.ordinals), 0);
 	may_be_at_once := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-		AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off';
+		AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off'
+		AND deadline > clock_timestamp() + interval '100 milliseconds';
 
 	-- In parts, which are rolled back one by one where somebody is in the way.  They double as
 	-- long as nobody is: so the subtransactions are few, and at most half of the work is done
 	-- twice.
 	WHILE first <= keys LOOP
 		last := least(first + part - 1, keys);
-		IF may_be_at_once AND last > first AND @extschema@.idem__claim_all_at_once(sorted.user_ids[first:last],
-				sorted.request_ids[first:last], scope, sorted.fingerprints[first:last]) THEN
+		was_claimed := CASE WHEN may_be_at_once AND last > first THEN @extschema@.idem__claim_all_at_once(
+			sorted.user_ids[first:last], sorted.request_ids[first:last], scope, sorted.fingerprints[first:last]) ELSE false END;
+		IF was_claimed THEN
 			part := part * 2;
 			outcomes := outcomes || array_fill('claimed'::@extschema@.idem_outcome, ARRAY[last - first + 1]);
 			results := results || array_fill(NULL::jsonb, ARRAY[last - first + 1]);
@@ -2053,7 +2067,8 @@ BEGIN
 					FROM unnest(sorted.user_ids[first:last], sorted.request_ids[first:last], sorted.fingerprints[first:last])
 						WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
 					ORDER BY t.n) AS e,
-				@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a;
+				@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline,
+					was_claimed IS NOT NULL) AS a;
 			outcomes := outcomes || answers.outcomes;
 			results := results || answers.results;
 		END IF;
@@ -2529,6 +2544,7 @@ BEGIN
 			+ @extschema@.idem__without_days(coalesce((SELECT p.ttl FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.ttl))))
 	FROM @extschema@.idem_settings AS d
 	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
+		AND jsonb_build_array(c.user_id, c.request_id, c.scope)::text COLLATE "C" = substr(latest, strpos(latest, '['))
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
 		AND pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(
 			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes);

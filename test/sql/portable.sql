@@ -9,7 +9,7 @@ TABLE idem_settings;
 UPDATE idem_settings SET ttl = '10 min', result_max_bytes = 100, lease = '2 hours', cleanup_batch_size = 2;
 BEGIN;
 SELECT idem_claim('u', 'ttl set');
-SELECT expires_at >= now() + interval '10 min' AND expires_at < clock_timestamp() + interval '10 min 1 s' AS by_the_setting
+SELECT expires_at >= now() + interval '10 min' AND expires_at < clock_timestamp() + interval '10 min 1.2 s' AS by_the_setting
 FROM idem_claims;
 SAVEPOINT s;
 SELECT idem_complete(to_jsonb(repeat('x', 93)));
@@ -194,6 +194,20 @@ SELECT m.* FROM (SELECT array_agg(user_id ORDER BY request_id) AS users, array_a
 	idem_claim_many(users, requests) AS m;
 SELECT m.* FROM (SELECT array_agg(user_id ORDER BY request_id) AS users, array_agg(request_id::text || ', in a batch') AS requests FROM ids) AS i,
 	idem_claim_many(users, requests) AS m;
+-- Also one in which different texts are equal (of servers that have such)
+DO $$
+BEGIN
+	CREATE COLLATION unaccented (provider = icu, locale = 'und-u-ks-level1', deterministic = false);
+EXCEPTION WHEN feature_not_supported THEN
+	CREATE COLLATION unaccented FROM "C";
+END $$;
+BEGIN;
+SELECT count(*) FILTER (WHERE outcome = 'claimed') AS claimed
+FROM idem_claim_many(ARRAY['u' COLLATE unaccented, 'u', 'u', 'u'], ARRAY['equal 1', 'equal 2', 'equal 3', 'equal 4']);
+SELECT bool_and(idem_complete('u', 'equal ' || i, to_jsonb(i))) AS settled FROM generate_series(1, 4) AS i;
+SELECT idem_claim('u', 'equal 5'), idem_complete('5');
+COMMIT;
+DROP COLLATION unaccented;
 BEGIN;
 SET LOCAL extra_float_digits = -10;
 SET LOCAL "DateStyle" = 'SQL, DMY';
@@ -276,6 +290,9 @@ SET LOCAL idem_held.latest = '+(0,1)';
 SELECT idem_status();
 ROLLBACK TO s;
 SET LOCAL idem_held.latest = '*(99999999999,999999)["';
+SELECT idem_complete('1');
+ROLLBACK TO s;
+SELECT set_config('idem_held.latest', '*(0,1)' || repeat('[', 200000), true) IS NOT NULL AS forged;
 SELECT idem_complete('1');
 ROLLBACK;
 DROP VIEW locks_of_scopes;
