@@ -1914,7 +1914,11 @@ BEGIN
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
 		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
 		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
-		IF outcome <> 'claimed' AND outcome <> 'completed' THEN
+		IF outcome = 'mismatch' AND fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
+			-- The caller of idem_call() has passed no fingerprint: say what differs.
+			PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
+				'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
+		ELSIF outcome <> 'claimed' AND outcome <> 'completed' THEN
 			PERFORM @extschema@.idem__raise_outcome(outcome, key);
 		END IF;
 	END IF;
@@ -3081,6 +3085,7 @@ DECLARE
 	columns pg_catalog.text[] := '{}';	-- of the row that the JSON is converted to
 	passed pg_catalog.text[] := '{}';	-- expressions, one for each argument
 	identity pg_catalog.jsonb;
+	fingerprint pg_catalog.bytea;
 	run pg_catalog.text;
 	source pg_catalog.text;
 	result pg_catalog.jsonb;
@@ -3185,8 +3190,10 @@ BEGIN
 			HINT = CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'This server is a standby: send the request to the primary.'
 				ELSE 'Use a read-write transaction, the one that does the work.' END;
 	END IF;
-	IF NOT @extschema@.idem_claim(user_id, request_id, scope,
-		@extschema@.idem_fingerprint(identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(arguments)), wait) THEN
+	fingerprint := @extschema@.idem_fingerprint(identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(arguments));
+	-- idem_claim() knows this call by its fingerprint, for the hint of a mismatch.
+	PERFORM pg_catalog.set_config('idem_call.fingerprint', fingerprint::pg_catalog.text, true);
+	IF NOT @extschema@.idem_claim(user_id, request_id, scope, fingerprint, wait) THEN
 		RETURN @extschema@.idem_result();
 	END IF;
 

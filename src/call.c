@@ -92,7 +92,7 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_claim_one(&call, COMMAND, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
+		idem_raise_outcome_of_call(answer.outcome, &call.key, &answer.blocker);
 	result = answer.outcome == IDEM_COMPLETED ? answer.result :
 		finish(&call.key, idem_target_run(&target, arguments));
 	if (result == NULL)

@@ -48,9 +48,13 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 	}
 };
 
-void
-idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-				   const IdemBlocker *blocker)
+/* The caller of idem_call() has passed no fingerprint: say what differs. */
+static const char *const mismatch_of_call_hint =
+"The first call had another function or other arguments. A retry must send the same, also 30 and not \"30\"; only a new request takes a new id.";
+
+static void
+raise_outcome(IdemOutcome outcome, const IdemKey *key,
+			  const IdemBlocker *blocker, const char *hint)
 {
 	const OutcomeError *error = &outcome_errors[outcome];
 
@@ -59,5 +63,21 @@ idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
 			(errcode(error->sqlstate),
 			 errmsg("%s", error->message),
 			 idem_errdetail_key_and(key, idem_blocker_to_string(blocker)),
-			 errhint("%s", error->hint)));
+			 errhint("%s", hint)));
+}
+
+void
+idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
+				   const IdemBlocker *blocker)
+{
+	raise_outcome(outcome, key, blocker, outcome_errors[outcome].hint);
+}
+
+void
+idem_raise_outcome_of_call(IdemOutcome outcome, const IdemKey *key,
+						   const IdemBlocker *blocker)
+{
+	raise_outcome(outcome, key, blocker,
+				  outcome == IDEM_MISMATCH ? mismatch_of_call_hint :
+				  outcome_errors[outcome].hint);
 }

@@ -13,4 +13,9 @@
 extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
 							   const IdemBlocker *blocker);
 
+/* The same for idem_call(), where the hint of a mismatch is another one. */
+extern void idem_raise_outcome_of_call(IdemOutcome outcome,
+									   const IdemKey *key,
+									   const IdemBlocker *blocker);
+
 #endif							/* IDEM_OUTCOME_H */

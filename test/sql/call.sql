@@ -36,6 +36,10 @@ SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": 
 \echo :SQLSTATE
 SELECT idem_call('u', '1', 'pay(int, numeric)', '{"account": 1, "amount": 30}');
 \echo :SQLSTATE
+-- The same number as a string. A claim by hand gets the HINT for those who pass a fingerprint.
+SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": "30"}');
+\echo :SQLSTATE
+SELECT idem_claim('u', '1', fingerprint => idem_fingerprint('{"account": 1, "amount": 30}'));
 -- What it is made of: equal in both editions
 CREATE SCHEMA "odd ""schema";
 CREATE TYPE "odd ""schema"."Odd.type" AS (a int);
