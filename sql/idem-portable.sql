@@ -3108,7 +3108,7 @@ BEGIN
 	IF NOT FOUND THEN
 		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
 			MESSAGE = pg_catalog.format('function with OID %s does not exist', function::pg_catalog.oid),
-			HINT = 'It was dropped after its name was looked up.';
+			HINT = 'It was dropped, or never existed: pass the function by its name and argument types.';
 	END IF;
 	kind := CASE
 		WHEN target.prokind OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN 'it is a procedure'

@@ -133,7 +133,7 @@ idem_target(Oid function)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_FUNCTION),
 				 errmsg("function with OID %u does not exist", function),
-				 errhint("It was dropped after its name was looked up.")));
+				 errhint("It was dropped, or never existed: pass the function by its name and argument types.")));
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
 	kind = kind_of_other(proc);
 	if (kind != NULL)

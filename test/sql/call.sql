@@ -183,6 +183,8 @@ SELECT idem_call('u', 'bad', 'cstring_out(cstring)');
 \echo :SQLSTATE
 SELECT idem_call('u', 'bad', '0');
 \echo :SQLSTATE
+SELECT idem_call('u', 'bad', 4294967295);
+\echo :SQLSTATE
 SELECT count(*) FROM idem_claims WHERE request_id = 'bad';
 
 -- ----- results -----
