@@ -276,6 +276,16 @@ idem_target_fingerprint(const IdemTarget *target, Jsonb *arguments)
 
 /* ----- the run ----- */
 
+/* Looks nothing up: an error is being raised. */
+static void
+report_conversion(void *arg)
+{
+	const IdemTarget *target = arg;
+
+	errcontext("conversion of the arguments of function %s in idem_call()",
+			   target->name);
+}
+
 /* values, nulls: one for each argument of the function; NULL for those that are left out. */
 static void
 convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
@@ -285,6 +295,11 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 	FmgrInfo	populate;
 	HeapTupleHeader row;
 	HeapTupleData converted;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = report_conversion,
+		.arg = unconstify(IdemTarget *, target)
+	};
 
 	for (int i = 0; i < target->narguments; i++)
 	{
@@ -304,9 +319,11 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 									InvalidOid, InvalidOid,
 									COERCE_EXPLICIT_CALL),
 					   &populate);
+	error_context_stack = &context;
 	row = DatumGetHeapTupleHeader(FunctionCall2(&populate,
 												HeapTupleGetDatum(tuple),
 												JsonbPGetDatum(arguments)));
+	error_context_stack = context.previous;
 	converted.t_len = HeapTupleHeaderGetDatumLength(row);
 	ItemPointerSetInvalid(&converted.t_self);
 	converted.t_tableOid = InvalidOid;

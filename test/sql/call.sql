@@ -88,6 +88,17 @@ SELECT idem_call('u', 'strict', 'strict_one(int, int)', '{"a": null}') IS NULL A
 -- Values that do not fit raise the server's own errors, and claim nothing.
 SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": "x"}');
 SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": 3000000000}');
+-- The CONTEXT names the function: the DO block does not.
+DO $$
+DECLARE
+	function constant regprocedure := 'strict_one(int, int)';
+	context text;
+BEGIN
+	PERFORM idem_call('u', 'bad', function, '{"a": "x"}');
+EXCEPTION WHEN invalid_text_representation THEN
+	GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+	RAISE NOTICE '%', CASE WHEN context ~ 'strict_one.*idem_call' THEN 'it names the function' ELSE context END;
+END $$;
 CREATE FUNCTION domains(p positive DEFAULT 1, g given DEFAULT 'x') RETURNS text LANGUAGE sql AS $$ SELECT p || g $$;
 SELECT idem_call('u', 'bad', 'domains(positive, given)', '{"p": -1}');
 SELECT idem_call('u', 'bad', 'domains(positive, given)', '{"g": null}');
