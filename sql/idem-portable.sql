@@ -160,6 +160,12 @@ BEGIN
 		owner := schema_owner;
 	END IF;
 
+	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner) THEN
+		RAISE WARNING 'the functions of idem will run as a superuser: %', owner::regrole
+			USING DETAIL = 'They run as their owner.',
+			HINT = 'Drop idem, and install it as an ordinary role, or into the schema of an ordinary role.';
+	END IF;
+
 	-- sql/idem-move.sql and sql/idem-citus.sql make the same two checks.
 	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
 		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
