@@ -2165,19 +2165,22 @@ BEGIN
 		PERFORM @extschema@.idem__sink_type(relation, trigger.relname, user_column, 'text'::regtype::oid),
 			@extschema@.idem__sink_type(relation, trigger.relname, request_column, 'text'::regtype::oid);
 	END IF;
-	IF trigger.relispartition THEN
-		root := (WITH RECURSIVE up AS (
+	-- A table that is being detached (DETACH CONCURRENTLY) is a partition until that is done:
+	-- older transactions still move rows there, and away.
+	IF trigger.relispartition AND (trigger.tgtype & 24 <> 24 OR (
+			WITH RECURSIVE up AS (
 				SELECT trigger.tgparentid AS parent, relation AS relid
 				UNION ALL
 				SELECT t.tgparentid, t.tgrelid FROM up JOIN pg_trigger AS t ON t.oid = up.parent)
-			SELECT c.relname FROM pg_class AS c
-			WHERE c.oid = pg_partition_root(relation)::oid
-				AND (trigger.tgtype & 24 <> 24 OR c.oid <> (SELECT up.relid FROM up WHERE up.parent = '0'::oid)));
-		IF root IS NOT NULL THEN
-			PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be created on partitioned table "%s", BEFORE INSERT OR UPDATE OR DELETE',
-					trigger_name, root),
-				'Otherwise an UPDATE that moves a row to another partition could lose it.');
-		END IF;
+			SELECT c.relispartition FROM up JOIN pg_class AS c ON c.oid = up.relid WHERE up.parent = '0'::oid)) THEN
+		root := (WITH RECURSIVE up AS (
+				SELECT relation AS relid
+				UNION ALL
+				SELECT i.inhparent FROM up JOIN pg_inherits AS i ON i.inhrelid = up.relid)
+			SELECT c.relname FROM up JOIN pg_class AS c ON c.oid = up.relid WHERE NOT c.relispartition);
+		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be created on partitioned table "%s", BEFORE INSERT OR UPDATE OR DELETE',
+				trigger_name, root),
+			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	END IF;
 	RETURN trigger.relispartition;
 END

@@ -156,10 +156,19 @@ parent_trigger(Relation triggers, Oid trigger, Oid *relid)
 	return parent;
 }
 
+/* A table that is being detached from a partitioned table (DETACH CONCURRENTLY) is one of its
+ * partitions until that is done: older transactions still move rows there, and away. */
+static Oid
+partition_root(Oid relid)
+{
+	while (get_rel_relispartition(relid))
+		relid = get_partition_parent(relid, true);
+	return relid;
+}
+
 static void
 require_trigger_of_root(TriggerData *data)
 {
-	Oid			root = llast_oid(get_partition_ancestors(RelationGetRelid(data->tg_relation)));
 	Oid			relid = RelationGetRelid(data->tg_relation);
 	Relation	triggers = table_open(TriggerRelationId, AccessShareLock);
 	Oid			trigger = data->tg_trigger->tgoid;
@@ -167,10 +176,12 @@ require_trigger_of_root(TriggerData *data)
 	while (OidIsValid(trigger))
 		trigger = parent_trigger(triggers, trigger, &relid);
 	table_close(triggers, AccessShareLock);
-	if (relid != root || !TRIGGER_FOR_DELETE(data->tg_trigger->tgtype) ||
+	if (get_rel_relispartition(relid) ||
+		!TRIGGER_FOR_DELETE(data->tg_trigger->tgtype) ||
 		!TRIGGER_FOR_UPDATE(data->tg_trigger->tgtype))
 		refuse_trigger(psprintf("trigger \"%s\" must be created on partitioned table \"%s\", BEFORE INSERT OR UPDATE OR DELETE",
-								data->tg_trigger->tgname, get_rel_name(root)),
+								data->tg_trigger->tgname,
+								get_rel_name(partition_root(relid))),
 					   "Otherwise an UPDATE that moves a row to another partition could lose it.");
 }
 
