@@ -2989,8 +2989,9 @@ COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
 'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: a claim takes it over, unknown: find out, then settle it with idem_heal()';
 
 -- Roles that read a view have no right on the tables that it reads.  The index of unsettled
--- claims finds the rows.
-CREATE VIEW @extschema@.idem_unsettled AS
+-- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
+-- reader's WHERE with rows that the view leaves out.
+CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
 	SELECT c.scope, c.user_id, c.request_id,
 		CASE WHEN c.lease_until > clock_timestamp() THEN 'live' WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END AS status,
 		c.lease_until, c.expires_at
@@ -3007,7 +3008,7 @@ COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at wor
 -- SQL does not see which request a session waits for, nor sessions that sleep until a lease
 -- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
 -- prepared transaction has no process.
-CREATE VIEW @extschema@.idem_holders AS
+CREATE VIEW @extschema@.idem_holders WITH (security_barrier) AS
 	SELECT u.scope, u.user_id, u.request_id, NULL::int4 AS pid, NULL::text AS gid, NULL::timestamptz AS since,
 		u.lease_until, NULL::int8 AS waiters
 	FROM @extschema@.idem_unsettled AS u
@@ -3373,6 +3374,8 @@ $$;
 COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(int4) IS
 'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';
 
+-- Without security_barrier: it shows sums and ages, no row of a claim; and a barrier would have
+-- idem_metrics count rows_unknown, too.
 CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT b.rows_deleted, b.batches, l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds,
 		b.max_seconds AS max_batch_seconds,

@@ -580,6 +580,31 @@ answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'ERRO
 $_->quit for $app, $in_the_way, $operator, $owner;
 is(join(' ', PostgreSQL::Test::Utils::slurp_file($node->logfile) =~ /WARNING:  (hijacked by .*)/g), '', 'twins: none was called');
 
+# ----- rows that a view leaves out -----
+
+# A cheap function in WHERE must not see them.
+new_database('watched', 'owner');
+install('owner', 'watched', 'public');
+as($superuser, 'watched', 'GRANT pg_monitor TO stranger');
+as('owner', 'watched', q{
+SELECT idem_claim('seen', 'settled');
+SELECT outcome FROM idem_try_claim('seen', 'open', lease => '1 hour');
+BEGIN; SELECT outcome FROM idem_try_claim('seen', 'lapsed', lease => '1 ms'); COMMIT;
+SELECT pg_sleep(0.01)});
+for my $view (split /\n/, as('owner', 'watched', "SELECT relname FROM pg_class WHERE relkind = 'v' AND relname LIKE 'idem%'"))
+{
+	my (undef, $out, $seen) = $node->psql('watched', qq{
+CREATE FUNCTION pg_temp.saw(row_text text) RETURNS bool LANGUAGE plpgsql COST 0.0001 AS \$\$ BEGIN RAISE NOTICE 'saw %', row_text; RETURN true; END \$\$;
+SET enable_indexscan = off;
+SET enable_bitmapscan = off;
+SELECT v::text FROM $view AS v WHERE pg_temp.saw(v::text)}, extra_params => [ '-U', 'stranger' ]);
+
+	my $of_claims = $view =~ /unsettled|holders/;
+	like($out, qr/seen,open/, "$view: shows what it is for") if $of_claims;
+	unlike($seen, $view eq 'idem_holders' ? qr/seen,(settled|lapsed)/ : qr/seen,settled/, "$view: a function in WHERE sees no settled request");
+	is(scalar(() = $seen =~ /NOTICE:  saw/g), scalar(() = $out =~ /^\(/mg), "$view: it sees the rows that the view shows");
+}
+
 # ----- temporary objects -----
 
 new_database('temporary', 'owner');
