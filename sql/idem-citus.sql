@@ -285,7 +285,7 @@ BEGIN
 			RETURN NULL;
 	END;
 	IF answer.outcome = 'claimed' THEN
-		ignored := @extschema@.idem__note_claimed(key);
+		ignored := @extschema@.idem__note('+', @extschema@.idem__held_text(key));
 	ELSE
 		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), 'completed', answer.result);
 	END IF;
@@ -623,7 +623,8 @@ BEGIN
 			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
 			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
 				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_blocks',
-				'@extschema@.idem_token_seq']::regclass[])
+				'@extschema@.idem_token_seq', '@extschema@.idem_stat_cleanup', '@extschema@.idem_metrics',
+				'@extschema@.idem_unsettled', '@extschema@.idem_holders']::regclass[])
 		), rights AS (
 			SELECT o.name, a.grantee, a.privilege_type AS privilege, a.is_grantable
 			FROM objects AS o, aclexplode(o.acl) AS a
@@ -649,6 +650,32 @@ BEGIN
 		LOOP
 			EXECUTE command;
 		END LOOP;
+	END LOOP;
+END
+$$;
+
+-- Citus makes a view again if it changes the shards of its tables.  The view then has the rights
+-- of the default privileges, and none of those before.  Says which views got pg_monitor's back.
+CREATE FUNCTION @extschema@.idem__citus_restore_views()
+RETURNS SETOF text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	owner constant oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass);
+	of_view record;
+BEGIN
+	FOR of_view IN
+		SELECT v.oid::regclass AS name, v.relname FROM pg_class AS v
+		WHERE v.oid = ANY (ARRAY['@extschema@.idem_stat_cleanup', '@extschema@.idem_metrics', '@extschema@.idem_unsettled',
+				'@extschema@.idem_holders']::regclass[])
+			AND NOT EXISTS (SELECT FROM aclexplode(v.relacl) AS a WHERE a.grantee = 'pg_monitor'::regrole AND a.privilege_type = 'SELECT')
+		ORDER BY v.relname
+	LOOP
+		EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', of_view.name,
+			(SELECT string_agg(h.role, ', ') FROM (SELECT 'PUBLIC' UNION SELECT quote_ident(d.role)
+				FROM unnest(@extschema@.idem__citus_default_grantees()) AS d (role) WHERE d.role <> pg_get_userbyid(owner)) AS h (role)));
+		EXECUTE format('GRANT SELECT ON %s TO pg_monitor', of_view.name);
+		RETURN NEXT format('%s: had lost its rights; granted to pg_monitor. Call idem_grant(..., ''operator'') again for operators', of_view.relname);
 	END LOOP;
 END
 $$;
@@ -904,14 +931,9 @@ BEGIN
 	IF shared > 0 THEN
 		RETURN NEXT pg_catalog.format('functions: %s made on all nodes', shared);
 	END IF;
+	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_restore_views() AS t (done);
 	PERFORM @extschema@.idem__citus_share_rights();
 	RETURN NEXT pg_catalog.format('rights: made equal on %s nodes', cardinality(groups));
-	-- Citus makes a view again if it changes the shards of its tables, and leaves its rights out.
-	IF NOT has_table_privilege('pg_monitor', '@extschema@.idem_stat_cleanup', 'SELECT') THEN
-		GRANT SELECT ON @extschema@.idem_stat_cleanup TO pg_monitor;
-		RETURN NEXT 'idem_stat_cleanup: had lost its rights; granted to pg_monitor. Call idem_grant(..., ''operator'') again for operators';
-	END IF;
-
 	-- Citus calls triggers of replicas unsafe, since they could write to other nodes; this
 	-- one writes nothing.
 	IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = '@extschema@.idem_scopes'::regclass AND t.tgname = 'idem_scopes_guard') THEN

@@ -2966,9 +2966,7 @@ SET enable_seqscan = off
 SET plan_cache_mode = force_custom_plan
 AS $$
 BEGIN
-	IF scope IS NOT NULL THEN
-		PERFORM @extschema@.idem__check_scope(scope);
-	END IF;
+	PERFORM @extschema@.idem__check_scope(coalesce(scope, ''));
 	IF "limit" < 0 THEN
 		PERFORM @extschema@.idem__raise('ID400', 'limit must not be negative',
 			'Fix the client: pass how many rows to return at most, or NULL for all.');
