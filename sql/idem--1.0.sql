@@ -757,6 +757,8 @@ DECLARE
 	original pg_catalog.record;
 	ids pg_catalog.record;
 	call pg_catalog.text;
+	-- with quote_all_identifiers, too
+	ids_of_original constant pg_catalog.text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
 BEGIN
 	FOR original IN
 		SELECT p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
@@ -773,7 +775,7 @@ BEGIN
 				AND d.deptype OPERATOR(pg_catalog.=) 'e'
 			JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
-			AND pg_catalog.starts_with(pg_catalog.pg_get_function_arguments(p.oid), 'user_id text, request_id text')
+			AND pg_catalog.pg_get_function_arguments(p.oid) OPERATOR(pg_catalog.~) ids_of_original
 	LOOP
 		call := pg_catalog.format('@extschema@.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.proname, original.further);
 		FOR ids IN
@@ -785,13 +787,13 @@ BEGIN
 		LOOP
 			EXECUTE pg_catalog.format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s',
 				original.proname,
-				pg_catalog.replace(original.arguments, 'user_id text, request_id text', ids.column1),
+				pg_catalog.regexp_replace(original.arguments, ids_of_original, ids.column1),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
 				pg_catalog.format(CASE original.prorettype WHEN 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
 					THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
 			EXECUTE pg_catalog.format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L', original.proname,
-				pg_catalog.replace(original.types, 'user_id text, request_id text', ids.column1),
+				pg_catalog.regexp_replace(original.types, ids_of_original, ids.column1),
 				pg_catalog.format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
 	END LOOP;

@@ -63,6 +63,7 @@ SET LOCAL row_security = off;				-- raise an error rather than leave rows behind
 -- better than the one in pg_catalog.
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL standard_conforming_strings = on;
+SET LOCAL quote_all_identifiers = off;
 SELECT set_config('idem_move.schema', :'schema', true) AS ignored, set_config('idem_move.to', :'to', true) AS ignored
 \gset
 

@@ -3468,6 +3468,7 @@ DECLARE
 	original record;
 	ids text;
 	call text;
+	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';		-- with quote_all_identifiers, too
 BEGIN
 	FOR original IN
 		SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments,
@@ -3478,7 +3479,7 @@ BEGIN
 		FROM pg_proc AS p
 		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND NOT p.proname ^@ 'idem__'
 			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
-			AND pg_get_function_arguments(p.oid) ^@ 'user_id text, request_id text'
+			AND pg_get_function_arguments(p.oid) ~ ids_of_original
 	LOOP
 		call := format('@extschema@.%I($1::text, $2::text%s)', original.proname, original.further);
 		FOREACH ids IN ARRAY ARRAY['user_id text, request_uuid uuid',
@@ -3486,12 +3487,12 @@ BEGIN
 			'user_number int8, request_id text', 'user_number int8, request_uuid uuid']
 		LOOP
 			EXECUTE format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s',
-				original.proname, replace(original.arguments, 'user_id text, request_id text', ids),
+				original.proname, regexp_replace(original.arguments, ids_of_original, ids),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows > 0 THEN 'ROWS ' || original.prorows::text END,
 				format(CASE original.prorettype WHEN 'record'::regtype THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
 			EXECUTE format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L',
-				original.proname, replace(original.types, 'user_id text, request_id text', ids),
+				original.proname, regexp_replace(original.types, ids_of_original, ids),
 				format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
 	END LOOP;

@@ -102,6 +102,30 @@ IPC::Run::run(
 like($out, qr/^moved from $name to portable: 3 claims, 1 scopes$/, 'the move finds it') or diag $err;
 is(as('app', 'shop', "SELECT requests.idem_claim('u', 'before')"), 'f', 'and keeps its claims');
 
+# ----- a session that quotes all names -----
+
+# The overloads for other types of ids are made from the text of the server.
+my $routines = q{SELECT p.oid::regprocedure, obj_description(p.oid, 'pg_proc') FROM pg_proc AS p WHERE p.proname LIKE 'idem\_%'
+	ORDER BY p.oid::regprocedure::text COLLATE "C"};
+$node->safe_psql('postgres', "CREATE DATABASE $_") for qw(unquoted quoted);
+for my $extension (qw(idem idem_portable))
+{
+	$node->safe_psql('unquoted', "DROP EXTENSION IF EXISTS idem; CREATE EXTENSION $extension");
+	$node->safe_psql('quoted', "SET quote_all_identifiers = on; DROP EXTENSION IF EXISTS idem; CREATE EXTENSION $extension");
+	my $made = $node->safe_psql('unquoted', $routines);
+
+	like($made, qr/^idem_claim\(bigint,uuid,/m, "$extension: has overloads");
+	is($node->safe_psql('quoted', $routines), $made, "$extension: quote_all_identifiers changes nothing");
+}
+$node->safe_psql('quoted', q{SELECT idem_claim('u', 'before'); SELECT idem_grant('app', 'app'); ALTER DATABASE quoted SET quote_all_identifiers = on});
+IPC::Run::run(
+	[ 'psql', '-Xq', '-h', $node->host, '-p', $node->port, '-v', 'schema=public', '-v', 'to=portable', '-f', 'sql/idem-move.sql', 'quoted' ],
+	'<', \undef, '>', \$out, '2>', \$err);
+like($out, qr/^moved from idem_portable to portable: 1 claims, 0 scopes$/, 'moved under quote_all_identifiers') or diag $err;
+is($err, '', 'without a warning');
+is($node->safe_psql('quoted', "SET quote_all_identifiers = off; $routines"), $node->safe_psql('unquoted', $routines), 'with all functions');
+is(as('app', 'quoted', "SELECT idem_claim('u', 'before'), idem_claim(1, gen_random_uuid())"), 'f|t', 'and rights');
+
 # ----- the file for pg_tle -----
 
 # In place of pg_tle: what install_extension() gets
