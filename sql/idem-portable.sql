@@ -3074,9 +3074,13 @@ COMMENT ON FUNCTION @extschema@.idem_call_settle(text, text, jsonb, text) IS
 -- every function, operator and type in its body is qualified, and it calls public functions
 -- only.
 --
--- The function is called by its name and the types of all of its arguments, in their order.
--- So defaults are written out: a call that leaves them to SQL could match another function
--- too.  What remains is an error of SQL: f(int) is "not unique" beside f(int, text DEFAULT 'x').
+-- The call passes the arguments that are passed in, in exactly the declared types, and by
+-- their names (of a VARIADIC function: in their order).  SQL fills in the defaults, with the
+-- operators that they were created with.  To parse the text of a default here would be
+-- unsafe: NULLIF, IS DISTINCT FROM and CASE x WHEN are printed without the schema of their
+-- operator, so a stranger's operator in the search_path would run as the caller.  The call
+-- never runs another function than the one that was named: if another one fits as well, as
+-- f(a int) beside f(a int, b text DEFAULT 'x'), SQL raises "not unique".
 CREATE FUNCTION @extschema@.idem_call(
 	user_id text, request_id text, function regprocedure,
 	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL)
@@ -3091,7 +3095,9 @@ DECLARE
 	missing pg_catalog.text;
 	wrong pg_catalog.text;
 	columns pg_catalog.text[] := '{}';	-- of the row that the JSON is converted to
-	passed pg_catalog.text[] := '{}';	-- expressions, one for each argument
+	passed pg_catalog.text[] := '{}';	-- the arguments of the call
+	notation pg_catalog.text;
+	last_place pg_catalog.int8 := '0';
 	identity pg_catalog.jsonb;
 	fingerprint pg_catalog.bytea;
 	run pg_catalog.text;
@@ -3143,6 +3149,8 @@ BEGIN
 	-- The arguments that are passed in.  An array is named after the type of its elements: the
 	-- name of the array type itself can change when a dump is restored.
 	identity := pg_catalog.jsonb_build_array(target.nspname, target.proname);
+	-- By names SQL finds a VARIADIC function only if no argument is left out.
+	notation := CASE WHEN target.provariadic OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN '%2$I => passed.%2$I' ELSE '%1$spassed.%2$I' END;
 	FOR argument IN
 		SELECT a.place, pg_catalog.row_number() OVER (ORDER BY a.place) AS n, a.name, t.oid::pg_catalog.regtype AS type, t.typtype,
 			CASE WHEN a.mode OPERATOR(pg_catalog.=) 'v'::pg_catalog."char" THEN 'VARIADIC ' ELSE '' END AS variadic,
@@ -3171,11 +3179,9 @@ BEGIN
 		identity := identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(argument.named_schema, argument.named_type);
 		IF pg_catalog.jsonb_exists(arguments, argument.name) THEN
 			columns := columns OPERATOR(pg_catalog.||) pg_catalog.format('%I %I.%I', argument.name, argument.type_schema, argument.type_name);
-			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format('%spassed.%I', argument.variadic, argument.name);
-		ELSIF argument.n OPERATOR(pg_catalog.>) (target.pronargs OPERATOR(pg_catalog.-) target.pronargdefaults) THEN
-			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format('%s(%s)::%I.%I', argument.variadic,
-				pg_catalog.pg_get_function_arg_default(target.oid, argument.place::pg_catalog.int4), argument.type_schema, argument.type_name);
-		ELSE
+			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format(notation, argument.variadic, argument.name);
+			last_place := argument.n;
+		ELSIF argument.n OPERATOR(pg_catalog.<=) (target.pronargs OPERATOR(pg_catalog.-) target.pronargdefaults) THEN
 			missing := COALESCE(missing, argument.name);
 		END IF;
 	END LOOP;
@@ -3191,6 +3197,10 @@ BEGIN
 				ELSE pg_catalog.format('Its arguments are: %s.', pg_catalog.array_to_string(names, ', ')) END,
 			HINT = CASE WHEN wrong IS NULL THEN 'Fix the client: pass it in arguments, it has no default.'
 				ELSE 'Fix the client: each key of arguments is the name of an argument.' END;
+	ELSIF target.provariadic OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid AND pg_catalog.cardinality(passed) OPERATOR(pg_catalog.<) last_place THEN
+		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+			MESSAGE = pg_catalog.format('idem_call() cannot leave out an argument of function %s before one that it passes', function),
+			HINT = 'SQL has no such call of a VARIADIC function: pass the arguments before it too.';
 	END IF;
 
 	IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN

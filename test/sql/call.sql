@@ -9,8 +9,9 @@ BEGIN
 	INSERT INTO payments VALUES (account, amount, note);
 	RETURN jsonb_build_object('paid', amount, 'note', note, 'seen', idem_status());
 END $$;
--- Others with the same name: SQL cannot tell the first one from pay(1, 2, note => DEFAULT).
-CREATE FUNCTION pay(account int, amount numeric) RETURNS text LANGUAGE sql AS $$ SELECT 'an overload' $$;
+-- Others with the same name. SQL tells the first one from pay(1, 2, note => DEFAULT) by the
+-- names of their arguments only.
+CREATE FUNCTION pay(account int, total numeric) RETURNS text LANGUAGE sql AS $$ SELECT 'an overload' $$;
 CREATE FUNCTION pay(account text, amount numeric) RETURNS text LANGUAGE sql AS $$ SELECT 'an overload' $$;
 
 -- ----- executed once, in autocommit and in a transaction -----
@@ -34,7 +35,7 @@ SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": 
 \echo :SQLSTATE
 SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": 30, "note": "none"}');
 \echo :SQLSTATE
-SELECT idem_call('u', '1', 'pay(int, numeric)', '{"account": 1, "amount": 30}');
+SELECT idem_call('u', '1', 'pay(int, numeric)', '{"account": 1, "total": 30}');
 \echo :SQLSTATE
 -- The same number as a string. A claim by hand gets the HINT for those who pass a fingerprint.
 SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": "30"}');
@@ -120,6 +121,11 @@ CREATE FUNCTION adds(a int, VARIADIC rest int[]) RETURNS int LANGUAGE sql AS 'SE
 CREATE FUNCTION variadic_default(VARIADIC rest int[] DEFAULT '{7,8}') RETURNS int LANGUAGE sql AS 'SELECT rest[2]';
 SELECT idem_call('u', 'outs', 'outs(int, int)', '{"a": 1}'), idem_call('u', 'outs 2', 'outs(int, int)', '{"a": 1, "c": 1}'), idem_call('u', 'out', 'one_out()'),
 	idem_call('u', 'variadic', 'adds(int, int[])', '{"a": 1, "rest": [1, 2, 3]}'), idem_call('u', 'variadic 2', 'variadic_default(int[])');
+-- Arguments of a VARIADIC function are left out. Another function could take f(1) too.
+CREATE FUNCTION variadic_last("from" int, "a ""B" int DEFAULT 2, VARIADIC rest int[] DEFAULT '{7,8}') RETURNS int[] LANGUAGE sql AS 'SELECT array["from", "a ""B"] || rest';
+CREATE FUNCTION variadic_last(VARIADIC rest int[]) RETURNS int[] LANGUAGE sql AS 'SELECT NULL::int[]';
+SELECT idem_call('u', 'variadic 3', 'variadic_last(int, int, int[])', '{"from": 1}'), idem_call('u', 'variadic 4', 'variadic_last(int, int, int[])', '{"from": 1, "a \"B": 3}'),
+	idem_call('u', 'variadic 5', 'variadic_last(int, int, int[])', '{"rest": [], "a \"B": 3, "from": 1}');
 SELECT idem_call('u', 'bad', 'outs(int, int)', '{"a": 1, "b": 1}');
 SELECT idem_call('u', 'bad', 'adds(int, int[])', '{"a": 1}');
 -- A collation decides in the function as in a statement.

@@ -419,6 +419,24 @@ SHOW synchronous_commit;
 ROLLBACK;
 RESET synchronous_commit;
 
+-- ----- calls that SQL cannot resolve -----
+
+CREATE FUNCTION resolved(a int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION resolved(a int, b text DEFAULT 'x') RETURNS int LANGUAGE sql AS 'SELECT 2';
+SELECT idem_call('u', 'resolved', 'resolved(int, text)', '{"a": 1, "b": "y"}');
+\set VERBOSITY sqlstate
+SELECT idem_call('u', 'not unique', 'resolved(int)', '{"a": 1}');
+SELECT idem_call('u', 'not unique', 'resolved(int, text)', '{"a": 1}');
+DROP FUNCTION resolved(int), resolved(int, text);
+CREATE FUNCTION resolved(a int DEFAULT 1, b int DEFAULT 2, VARIADIC c int[] DEFAULT '{}') RETURNS int LANGUAGE sql AS 'SELECT a';
+\set VERBOSITY default
+SELECT idem_call('u', 'no call', 'resolved(int, int, int[])', '{"b": 5}');
+\echo :SQLSTATE
+SELECT idem_call('u', 'no call', 'resolved(int, int, int[])', '{"a": 5, "c": [1]}');
+SELECT idem_status('u', 'not unique') IS NULL AND idem_status('u', 'no call') IS NULL AS not_claimed;
+DROP FUNCTION resolved(int, int, int[]);
+TRUNCATE idem_claims;
+
 -- ----- rights -----
 
 CREATE ROLE regress_idem_app;

@@ -136,6 +136,26 @@ SELECT idem_call('$role', '4', 'nothing()', '[]');
 	}
 }
 
+# NULLIF, IS DISTINCT FROM and CASE x WHEN name no operator in the text of a default.
+for my $edition (qw(c portable))
+{
+	as($superuser, $edition, q{
+CREATE FUNCTION public.defaults(a int, n int[] DEFAULT NULLIF(ARRAY[1], ARRAY[2]), d boolean DEFAULT ARRAY[1] IS DISTINCT FROM ARRAY[2],
+	c text DEFAULT CASE ARRAY[1] WHEN ARRAY[2] THEN 'same' ELSE 'other' END) RETURNS text BEGIN ATOMIC SELECT format('%s %s %s', n, d, c); END});
+	as('attacker', $edition, q{
+CREATE FUNCTION trap.equal(int[], int[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'hijacked by equal'; RETURN true; END $$;
+CREATE OPERATOR trap.= (LEFTARG = int[], RIGHTARG = int[], FUNCTION = trap.equal)});
+	my ($status, $out, $err) = $node->psql($edition, q{
+SET search_path = trap, pg_catalog, requests, public;
+SELECT NULLIF(ARRAY[1], ARRAY[2]);
+\warn ---
+SELECT idem_call('u', 'defaults', 'defaults(integer, integer[], boolean, pg_catalog.text)', '{"a": 1}');
+}, extra_params => [ '-U', 'app', '-v', 'ON_ERROR_STOP=0' ]);
+	like($err, qr/hijacked by equal.*\n---/s, "$edition: the trap works for an operator that is not named");
+	is($out, qq{\n"{1} t other"}, "$edition: the default uses the operator that it was created with");
+	unlike($err =~ s/\A.*\n---\n?//sr, qr/\S/, "$edition: the trap is not called");
+}
+
 # ----- what the function that is called can do -----
 
 for my $edition (qw(c portable))
@@ -149,7 +169,7 @@ BEGIN
 	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims', 'SELECT secret FROM requests.idem_secret',
 		'INSERT INTO requests.idem_scopes (scope) VALUES (''x'')', 'SET LOCAL ROLE owner', 'SET LOCAL SESSION AUTHORIZATION owner',
 		'SELECT requests.idem__note_answer(''["u", "x", ""]'', ''claimed'', NULL)', 'SELECT requests.idem_forget(''u'', ''x'')',
-		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call OWNER TO attacker']
+		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call(text, text, regprocedure, jsonb, text, interval) OWNER TO attacker']
 	LOOP
 		BEGIN
 			EXECUTE attack;
