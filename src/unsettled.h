@@ -14,7 +14,8 @@
 /*
  * Such rows as the snapshot sees them, in no order.  scope: only those of a scope; NULL: of
  * all.  It only reads, also on a standby, and holds AccessShareLock on the table from begin
- * to end.  Raises 55000 where the index is missing that finds these rows among all others.
+ * to end.  Raises 55000 where the index is missing that finds these rows among all others,
+ * and 55000 or 40001 where that index was created too late for the snapshot.
  */
 typedef struct IdemUnsettledScan IdemUnsettledScan;
 
