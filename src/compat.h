@@ -9,6 +9,7 @@
 #include "access/amapi.h"
 #include "access/genam.h"
 #include "access/tableam.h"
+#include "access/tupdesc.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
@@ -180,6 +181,16 @@ idem_schema_aclcheck(Oid schema, AclMode mode)
 	return object_aclcheck(NamespaceRelationId, schema, GetUserId(), mode);
 #else
 	return pg_namespace_aclcheck(schema, GetUserId(), mode);
+#endif
+}
+
+/* 19: TupleDescFinalize().  A descriptor of CreateTemplateTupleDesc() must not be used before
+ * this call, which comes after its last column. */
+static inline void
+idem_tuple_desc_done(TupleDesc desc)
+{
+#if PG_VERSION_NUM >= 190000
+	TupleDescFinalize(desc);
 #endif
 }
 

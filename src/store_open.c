@@ -446,6 +446,7 @@ make_slots(IdemStore *store)
 	store->marker = CreateTemplateTupleDesc(Natts_marker);
 	for (AttrNumber i = 1; i <= Natts_marker; i++)
 		TupleDescCopyEntry(store->marker, i, desc, i);
+	idem_tuple_desc_done(store->marker);
 }
 
 /*

@@ -307,6 +307,7 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 						   -1, 0);
 		nulls[i] = true;
 	}
+	idem_tuple_desc_done(desc);
 	desc = BlessTupleDesc(desc);
 	tuple = heap_form_tuple(desc, values, nulls);
 
