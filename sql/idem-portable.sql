@@ -2257,7 +2257,7 @@ $$;
 -- insert must not be skipped: the row would be lost.  So on a partitioned table the trigger is
 -- for UPDATE and DELETE too, and notes the latest row at this depth of triggers:
 --
---		U table ctid ids	to be updated, and its new ids
+--		U table ctid ids	to be updated; the ids are the scope and its new ids
 --		M table ids			the same, if the version that was to be updated is now deleted:
 --							the row moves.  The next insert of these ids passes
 --		D table ids			to be deleted
@@ -2290,7 +2290,7 @@ BEGIN
 	IF TG_OP = 'UPDATE' THEN
 		IF is_partition THEN
 			EXECUTE query INTO ids USING NEW;
-			PERFORM set_config(setting, 'U ' || TG_RELID || ' ' || OLD.ctid || ' ' || jsonb_build_array(ids.user_id, ids.request_id), true);
+			PERFORM set_config(setting, 'U ' || TG_RELID || ' ' || OLD.ctid || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
 		END IF;
 		RETURN NEW;
 	ELSIF TG_OP = 'DELETE' THEN
@@ -2298,14 +2298,14 @@ BEGIN
 			PERFORM set_config(setting, 'M ' || TG_RELID || ' ' || substr(note, strpos(note, '[')), true);
 		ELSIF is_partition THEN
 			EXECUTE query INTO ids USING OLD;
-			PERFORM set_config(setting, 'D ' || TG_RELID || ' ' || jsonb_build_array(ids.user_id, ids.request_id), true);
+			PERFORM set_config(setting, 'D ' || TG_RELID || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
 		END IF;
 		RETURN OLD;
 	END IF;
 
 	EXECUTE query INTO ids USING NEW;
 	IF moves OR leaves THEN
-		here := jsonb_build_array(ids.user_id, ids.request_id);
+		here := jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id);
 	END IF;
 	IF moves THEN
 		PERFORM set_config(setting, '', true);

@@ -9,11 +9,17 @@
  *
  * An UPDATE that moves a row to another partition deletes the row there and inserts it here,
  * in one statement, and the insert fires this trigger.  The request of the row was done, but
- * to skip the row would lose it.  So on a partitioned table the trigger is for DELETE too, and
- * notes the latest row that is about to be deleted, one for each depth of triggers.  An insert
- * at that depth, in the same statement, is the second half of the move if the deleted row says
- * now that it moved to another partition.  Then the new row passes without a claim.  (For
- * UPDATE the trigger does nothing.  The portable edition needs it.)
+ * to skip the row would lose it.  So on a partitioned table the trigger is for UPDATE and
+ * DELETE too, and notes the latest row that is about to be deleted, with the ids that its
+ * UPDATE gave it, one row for each depth of triggers.  The next insert at that depth, in the
+ * same statement, is the second half of the move if the deleted row says now that it moved to
+ * another partition of this table, and the inserted row has the noted ids.  Then the row passes
+ * without a claim.
+ *
+ * With other ids the row can be a new one: the trigger has not seen the second half of the
+ * move (it is disabled there, or an earlier trigger skipped the row).  Or a later trigger
+ * changed the ids of the row that moves.  So the row is claimed; if its request was done
+ * before, the row may be neither skipped nor inserted, and the statement fails.
  *
  * The command id of the active snapshot tells the statements apart: each statement that writes
  * takes a command id of its own, and what a trigger runs in between has another snapshot.  A
@@ -69,12 +75,16 @@ typedef struct Sink
 	bool		is_partition;
 } Sink;
 
-/* The latest row that was about to be deleted */
+/* The latest row that was about to be updated or deleted */
 typedef struct LeavingRow
 {
 	CommandId	statement;		/* InvalidCommandId: none */
 	Oid			partition;
 	ItemPointerData tid;
+	bool		is_updated;		/* the ids are those that the UPDATE gives it */
+	bool		is_deleted;
+	text	   *user_id;		/* NULL: the column is; in TopTransactionContext */
+	text	   *request_id;
 } LeavingRow;
 
 /* One for each depth of triggers; in TopTransactionContext */
@@ -258,120 +268,7 @@ check_sink(FunctionCallInfo fcinfo, TriggerData *data)
 	return sink;
 }
 
-/* ----- rows that move to another partition ----- */
-
-static int
-trigger_depth(void)
-{
-	return DatumGetInt32(DirectFunctionCall1(pg_trigger_depth, (Datum) 0));
-}
-
-static CommandId
-current_statement(void)
-{
-	return ActiveSnapshotSet() ? GetActiveSnapshot()->curcid : InvalidCommandId;
-}
-
-static void
-forget_leaving_rows(XactEvent event, void *arg)
-{
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
-		event == XACT_EVENT_PREPARE)
-	{
-		/* The memory goes with TopTransactionContext. */
-		leaving_rows = NULL;
-		nleaving_rows = 0;
-	}
-}
-
-static void
-note_leaving(TriggerData *data)
-{
-	int			depth = trigger_depth();
-
-	if (depth > nleaving_rows)
-	{
-		int			n = depth + 8;
-
-		leaving_rows = leaving_rows == NULL ?
-			MemoryContextAlloc(TopTransactionContext, n * sizeof(LeavingRow)) :
-			repalloc(leaving_rows, n * sizeof(LeavingRow));
-		for (int i = nleaving_rows; i < n; i++)
-			leaving_rows[i].statement = InvalidCommandId;
-		nleaving_rows = n;
-	}
-	leaving_rows[depth - 1] = (LeavingRow) {
-		.statement = current_statement(),
-		.partition = RelationGetRelid(data->tg_relation),
-		.tid = data->tg_trigtuple->t_self
-	};
-}
-
-/* Our own transaction has deleted the row, so it is still there. */
-static bool
-row_has_moved(const LeavingRow *row)
-{
-	Relation	partition = table_open(row->partition, AccessShareLock);
-	HeapTupleData tuple = {.t_self = row->tid};
-	Buffer		buffer;
-	bool		moved;
-
-	if (partition->rd_rel->relam != HEAP_TABLE_AM_OID)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot tell whether a row is new or moves from partition \"%s\"",
-						RelationGetRelationName(partition)),
-				 errhint("To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.")));
-	moved = heap_fetch(partition, SnapshotAny, &tuple, &buffer, false) &&
-		HeapTupleHeaderIndicatesMovedPartitions(tuple.t_data);
-	if (BufferIsValid(buffer))
-		ReleaseBuffer(buffer);
-	table_close(partition, AccessShareLock);
-	return moved;
-}
-
-static bool
-moves_here(TriggerData *data)
-{
-	int			depth = trigger_depth();
-	LeavingRow *row;
-	bool		moves;
-
-	if (depth > nleaving_rows)
-		return false;
-	row = &leaving_rows[depth - 1];
-	if (row->statement == InvalidCommandId ||
-		row->statement != current_statement() ||
-		row->partition == RelationGetRelid(data->tg_relation))
-		return false;
-	moves = (IsLogicalWorker() && depth == 1) || row_has_moved(row);
-	if (moves)
-		row->statement = InvalidCommandId;
-	return moves;
-}
-
-void
-idem_sink_init(void)
-{
-	RegisterXactCallback(forget_leaving_rows, NULL);
-}
-
-/* ----- the row ----- */
-
-static void
-refuse_id(TriggerData *data, const SinkColumn *column, const char *what)
-{
-	TupleDesc	desc = RelationGetDescr(data->tg_relation);
-
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_INVALID),
-			 errmsg("%s %s", column->part, what),
-			 errdetail("It is column \"%s\" of table \"%s\".",
-					   NameStr(TupleDescAttr(desc, column->attnum - 1)->attname),
-					   RelationGetRelationName(data->tg_relation)),
-			 errhint("Fix the client: it must send two ids of 1 to %d bytes, and the same two each time it sends the request.",
-					 IDEM_KEY_PART_BYTES_MAX)));
-}
+/* ----- ids ----- */
 
 /* As the cast to text makes it */
 static text *
@@ -406,14 +303,239 @@ id_text(const SinkColumn *column, Datum value)
 	return cstring_to_text(DatumGetCString(DirectFunctionCall1(output, value)));
 }
 
+/* NULL: the column is */
+static text *
+id_of_row(Relation table, HeapTuple row, const SinkColumn *column)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(row, column->attnum,
+									 RelationGetDescr(table), &isnull);
+
+	return isnull ? NULL : id_text(column, value);
+}
+
+/* ----- rows that move to another partition ----- */
+
+static int
+trigger_depth(void)
+{
+	return DatumGetInt32(DirectFunctionCall1(pg_trigger_depth, (Datum) 0));
+}
+
+static CommandId
+current_statement(void)
+{
+	return ActiveSnapshotSet() ? GetActiveSnapshot()->curcid : InvalidCommandId;
+}
+
+static void
+forget_leaving_rows(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+	{
+		/* The memory goes with TopTransactionContext. */
+		leaving_rows = NULL;
+		nleaving_rows = 0;
+	}
+}
+
+/* The note of this depth; room for it is made */
+static LeavingRow *
+note_of_depth(void)
+{
+	int			depth = trigger_depth();
+
+	if (depth > nleaving_rows)
+	{
+		int			n = depth + 8;
+
+		leaving_rows = leaving_rows == NULL ?
+			MemoryContextAlloc(TopTransactionContext, n * sizeof(LeavingRow)) :
+			repalloc(leaving_rows, n * sizeof(LeavingRow));
+		for (int i = nleaving_rows; i < n; i++)
+			leaving_rows[i] = (LeavingRow) {.statement = InvalidCommandId};
+		nleaving_rows = n;
+	}
+	return &leaving_rows[depth - 1];
+}
+
+static void
+forget_note(LeavingRow *row)
+{
+	if (row->user_id != NULL)
+		pfree(row->user_id);
+	if (row->request_id != NULL)
+		pfree(row->request_id);
+	*row = (LeavingRow) {.statement = InvalidCommandId};
+}
+
+static bool
+note_is_of(const LeavingRow *row, const TriggerData *data)
+{
+	return row->statement != InvalidCommandId &&
+		row->statement == current_statement() &&
+		row->partition == RelationGetRelid(data->tg_relation) &&
+		ItemPointerEquals((ItemPointer) &row->tid, &data->tg_trigtuple->t_self);
+}
+
+static LeavingRow *
+note_row(TriggerData *data)
+{
+	LeavingRow *row = note_of_depth();
+
+	forget_note(row);
+	row->partition = RelationGetRelid(data->tg_relation);
+	row->tid = data->tg_trigtuple->t_self;
+	row->statement = current_statement();
+	return row;
+}
+
+static text *
+copy_id(const text *id)
+{
+	return id == NULL ? NULL :
+		memcpy(MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(id)),
+			   id, VARSIZE_ANY(id));
+}
+
+static void
+note_update(TriggerData *data, const Sink *sink)
+{
+	text	   *user_id = id_of_row(data->tg_relation, data->tg_newtuple, &sink->user);
+	text	   *request_id = id_of_row(data->tg_relation, data->tg_newtuple, &sink->request);
+	LeavingRow *row = note_row(data);
+
+	row->is_updated = true;
+	row->user_id = copy_id(user_id);
+	row->request_id = copy_id(request_id);
+}
+
+static void
+note_delete(TriggerData *data)
+{
+	LeavingRow *row = note_of_depth();
+
+	if (!note_is_of(row, data))
+		row = note_row(data);
+	row->is_deleted = true;
+}
+
+/* key: NULL if it is not known */
+static void
+cannot_tell(Oid partition, const IdemKey *key)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("cannot tell whether a row is new or moves from partition \"%s\"",
+					get_rel_name(partition)),
+			 key == NULL ? 0 : idem_errdetail_key(key),
+			 errhint("To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.")));
+}
+
+/* Our own transaction has deleted the row, so it is still there. */
+static bool
+row_has_moved(const LeavingRow *row)
+{
+	Relation	partition = table_open(row->partition, AccessShareLock);
+	HeapTupleData tuple = {.t_self = row->tid};
+	Buffer		buffer;
+	bool		moved;
+
+	if (partition->rd_rel->relam != HEAP_TABLE_AM_OID)
+		cannot_tell(row->partition, NULL);
+	moved = heap_fetch(partition, SnapshotAny, &tuple, &buffer, false) &&
+		HeapTupleHeaderIndicatesMovedPartitions(tuple.t_data);
+	if (BufferIsValid(buffer))
+		ReleaseBuffer(buffer);
+	table_close(partition, AccessShareLock);
+	return moved;
+}
+
+/* Also of a partition that is being detached */
+static Oid
+root_of(Oid relid)
+{
+	while (get_rel_relispartition(relid))
+		relid = get_partition_parent(relid, true);
+	return relid;
+}
+
+static bool
+ids_equal(const text *a, const text *b)
+{
+	if (a == NULL || b == NULL)
+		return a == b;
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+static bool
+is_noted_row(const LeavingRow *row, TriggerData *data, const Sink *sink)
+{
+	return row->is_updated &&
+		ids_equal(row->user_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->user)) &&
+		ids_equal(row->request_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->request)) &&
+		root_of(row->partition) == root_of(RelationGetRelid(data->tg_relation));
+}
+
+/* Whether the row that is inserted moves here.  *maybe_from: if not, the partition from which
+ * it may have moved nevertheless; InvalidOid: none. */
+static bool
+moves_here(TriggerData *data, const Sink *sink, Oid *maybe_from)
+{
+	int			depth = trigger_depth();
+	LeavingRow *row;
+	bool		moves = false;
+
+	*maybe_from = InvalidOid;
+	if (depth > nleaving_rows)
+		return false;
+	row = &leaving_rows[depth - 1];
+	if (row->is_deleted && row->statement == current_statement() &&
+		row->partition != RelationGetRelid(data->tg_relation))
+	{
+		if (IsLogicalWorker() && depth == 1)
+			moves = true;
+		else if (row_has_moved(row))
+		{
+			moves = is_noted_row(row, data, sink);
+			if (!moves)
+				*maybe_from = row->partition;
+		}
+	}
+	/* The second half of a move comes next, or the trigger does not see it. */
+	forget_note(row);
+	return moves;
+}
+
+void
+idem_sink_init(void)
+{
+	RegisterXactCallback(forget_leaving_rows, NULL);
+}
+
+/* ----- the row ----- */
+
+static void
+refuse_id(TriggerData *data, const SinkColumn *column, const char *what)
+{
+	TupleDesc	desc = RelationGetDescr(data->tg_relation);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 errmsg("%s %s", column->part, what),
+			 errdetail("It is column \"%s\" of table \"%s\".",
+					   NameStr(TupleDescAttr(desc, column->attnum - 1)->attname),
+					   RelationGetRelationName(data->tg_relation)),
+			 errhint("Fix the client: it must send two ids of 1 to %d bytes, and the same two each time it sends the request.",
+					 IDEM_KEY_PART_BYTES_MAX)));
+}
+
 static text *
 read_id(TriggerData *data, const SinkColumn *column)
 {
-	bool		isnull;
-	Datum		value = heap_getattr(data->tg_trigtuple, column->attnum,
-									 RelationGetDescr(data->tg_relation),
-									 &isnull);
-	text	   *id = isnull ? NULL : id_text(column, value);
+	text	   *id = id_of_row(data->tg_relation, data->tg_trigtuple, column);
 
 	if (id == NULL)
 		refuse_id(data, column, "must not be null");
@@ -431,20 +553,28 @@ idem_skip_duplicates(PG_FUNCTION_ARGS)
 	TriggerData *data = called_before_row(fcinfo);
 	Sink	   *sink = check_sink(fcinfo, data);
 	IdemKey		key = {.scope = sink->scope};
+	Oid			maybe_from = InvalidOid;
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+	{
+		if (sink->is_partition)
+			note_update(data, sink);
 		return PointerGetDatum(data->tg_newtuple);
+	}
 	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 	{
 		if (sink->is_partition)
-			note_leaving(data);
+			note_delete(data);
 		return PointerGetDatum(data->tg_trigtuple);
 	}
-	if (sink->is_partition && moves_here(data))
+	if (sink->is_partition && moves_here(data, sink, &maybe_from))
 		return PointerGetDatum(data->tg_trigtuple);
 
 	key.user_id = read_id(data, &sink->user);
 	key.request_id = read_id(data, &sink->request);
-	return PointerGetDatum(idem_claim_marker(&key, COMMAND) ?
-						   data->tg_trigtuple : NULL);
+	if (idem_claim_marker(&key, COMMAND))
+		return PointerGetDatum(data->tg_trigtuple);
+	if (OidIsValid(maybe_from))
+		cannot_tell(maybe_from, &key);
+	return PointerGetDatum(NULL);
 }

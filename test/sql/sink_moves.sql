@@ -84,6 +84,40 @@ INSERT INTO parts SELECT 'ann', '3', 'us' FROM (SELECT count(*) FROM stopped) AS
 \echo :ROW_COUNT
 DROP TRIGGER z ON parts;
 SELECT * FROM regions();
+-- A move that ends where the trigger does not see it: nothing passes instead of the row.
+CREATE TABLE ends (id int, customer text, request text, region text) PARTITION BY LIST (region);
+CREATE TABLE ends_eu PARTITION OF ends FOR VALUES IN ('eu');
+CREATE TABLE ends_us PARTITION OF ends FOR VALUES IN ('us');
+CREATE TABLE ends_asia PARTITION OF ends FOR VALUES IN ('asia');
+CREATE TRIGGER once BEFORE INSERT OR UPDATE OR DELETE ON ends FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('ends', 'customer', 'request');
+CREATE TRIGGER a BEFORE INSERT ON ends_us FOR EACH ROW EXECUTE FUNCTION stop();
+INSERT INTO ends VALUES (1, 'u', '1', 'eu'), (2, 'u', '2', 'eu'), (3, 'u', '3', 'eu'), (4, 'u', '4', 'eu');
+MERGE INTO ends AS e USING (VALUES (1), (10)) AS v (id) ON e.id = v.id
+WHEN MATCHED THEN UPDATE SET region = 'us'
+WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'u', 'merged', 'asia');
+INSERT INTO ends VALUES (11, 'u', 'merged', 'asia');
+DROP TRIGGER a ON ends_us;
+ALTER TABLE ends_us DISABLE TRIGGER once;
+WITH moved AS (UPDATE ends SET region = 'us' WHERE id = 2 RETURNING 12)
+INSERT INTO ends SELECT n, 'u', 'with', 'asia' FROM moved AS m (n);
+INSERT INTO ends VALUES (13, 'u', 'with', 'asia');
+-- A row of another table with the same ids does not move.
+INSERT INTO log VALUES ('u', '3', 'eu');
+WITH moved AS (UPDATE ends SET region = 'us' WHERE id = 3 RETURNING customer, request)
+INSERT INTO log SELECT customer, request, 'us' FROM moved;
+WITH moved AS (UPDATE ends SET region = 'us' WHERE id = 4 RETURNING 14)
+INSERT INTO ends SELECT n, 'u', 'merged', 'asia' FROM moved AS m (n);
+-- A later trigger changes the id of a row that moves.
+ALTER TABLE ends_us ENABLE TRIGGER once;
+CREATE FUNCTION rename() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.request := TG_ARGV[0]; RETURN NEW; END';
+CREATE TRIGGER z BEFORE UPDATE ON ends FOR EACH ROW EXECUTE FUNCTION rename('1');
+UPDATE ends SET region = 'us' WHERE id = 4;
+DROP TRIGGER z ON ends;
+CREATE TRIGGER z BEFORE UPDATE ON ends FOR EACH ROW EXECUTE FUNCTION rename('renamed');
+UPDATE ends SET region = 'us' WHERE id = 4;
+SELECT * FROM ends ORDER BY id;
+SELECT request_id FROM idem_claims WHERE scope = 'ends' ORDER BY 1;
+SELECT customer, request, count(*) FROM log GROUP BY 1, 2 ORDER BY 1, 2;
 -- Cascades of foreign keys
 CREATE TABLE regions (region text PRIMARY KEY);
 INSERT INTO regions SELECT DISTINCT region FROM parts UNION VALUES ('eu');
