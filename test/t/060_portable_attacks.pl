@@ -593,16 +593,18 @@ BEGIN; SELECT outcome FROM idem_try_claim('seen', 'lapsed', lease => '1 ms'); CO
 SELECT pg_sleep(0.01)});
 for my $view (split /\n/, as('owner', 'watched', "SELECT relname FROM pg_class WHERE relkind = 'v' AND relname LIKE 'idem%'"))
 {
+	my $of_claims = $view =~ /unsettled|holders/;
+	# The planner moves a function of plain columns to the scan, and calls the cheapest first.
+	my $columns = $of_claims ? 'v.user_id, v.request_id' : "v::text, ''";
 	my (undef, $out, $seen) = $node->psql('watched', qq{
-CREATE FUNCTION pg_temp.saw(row_text text) RETURNS bool LANGUAGE plpgsql COST 0.0001 AS \$\$ BEGIN RAISE NOTICE 'saw %', row_text; RETURN true; END \$\$;
+CREATE FUNCTION pg_temp.saw(a text, b text) RETURNS bool LANGUAGE plpgsql COST 0.0001 AS \$\$ BEGIN RAISE NOTICE 'saw %,%', a, b; RETURN true; END \$\$;
 SET enable_indexscan = off;
 SET enable_bitmapscan = off;
-SELECT v::text FROM $view AS v WHERE pg_temp.saw(v::text)}, extra_params => [ '-U', 'stranger' ]);
+SELECT concat_ws(',', $columns) FROM $view AS v WHERE pg_temp.saw($columns)}, extra_params => [ '-U', 'stranger' ]);
 
-	my $of_claims = $view =~ /unsettled|holders/;
 	like($out, qr/seen,open/, "$view: shows what it is for") if $of_claims;
 	unlike($seen, $view eq 'idem_holders' ? qr/seen,(settled|lapsed)/ : qr/seen,settled/, "$view: a function in WHERE sees no settled request");
-	is(scalar(() = $seen =~ /NOTICE:  saw/g), scalar(() = $out =~ /^\(/mg), "$view: it sees the rows that the view shows");
+	is(scalar(() = $seen =~ /NOTICE:  saw/g), scalar(split /\n/, $out), "$view: it sees the rows that the view shows");
 }
 
 # ----- temporary objects -----
