@@ -743,6 +743,21 @@ RETURNS timestamptz
 LANGUAGE sql STABLE				-- as date_trunc(): otherwise it is not inlined, and is planned in each call
 AS $$ SELECT date_trunc('second', moment + interval '999999 microseconds') $$;
 
+-- The canonical text writes numbers out, so the 8 bytes of 1e131071 would become 131072.
+-- Counts the digits before and after the point, without building them.
+CREATE FUNCTION @extschema@.idem__canonical_of_long(number numeric)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF min_scale(number) > 1000 OR abs(number) >= ('1e' || 1000 - min_scale(number))::numeric THEN
+		RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = 'a number of the JSON document is too long',
+			DETAIL = 'Written out, it has more than 1000 digits.', HINT = 'Fix the client: send it as a string.';
+	END IF;
+	RETURN trim_scale(number)::text;
+END
+$$;
+
 -- The text whose hash is the fingerprint: equal jsonb give equal text, unequal jsonb
 -- different text.  jsonb orders the keys of an object by the keys alone.  Numbers lose their
 -- trailing zeros, which jsonb stores but does not compare.
@@ -759,7 +774,10 @@ BEGIN
 			RETURN '[' || coalesce((SELECT string_agg(@extschema@.idem__canonical(e.value), ',' ORDER BY e.n)
 				FROM jsonb_array_elements(parameters) WITH ORDINALITY AS e (value, n)), '') || ']';
 		WHEN 'number' THEN
-			RETURN trim_scale(parameters::numeric)::text;
+			IF abs(parameters::numeric) < 1e500 AND scale(parameters::numeric) <= 500 THEN
+				RETURN trim_scale(parameters::numeric)::text;
+			END IF;
+			RETURN @extschema@.idem__canonical_of_long(parameters::numeric);
 		ELSE
 			RETURN parameters::text;
 	END CASE;

@@ -10,6 +10,7 @@
 
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
@@ -20,6 +21,7 @@
 #include "key.h"
 #include "sqlstate.h"
 
+#define NUMBER_DIGITS_MAX	1000
 #define UUID_TEXT_BYTES		36
 #define UUID_TIME_DIGITS	12	/* 48 bits of milliseconds since 1970 */
 
@@ -211,6 +213,58 @@ idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 	return true;
 }
 
+/* 10 to that power */
+static Datum
+power_of_ten(int exponent)
+{
+	char		text[16];
+
+	snprintf(text, sizeof(text), "1e%d", exponent);
+	return DirectFunctionCall3(numeric_in, CStringGetDatum(text),
+							   ObjectIdGetDatum(InvalidOid),
+							   Int32GetDatum(-1));
+}
+
+/*
+ * The canonical text writes numbers out, so the 8 bytes of 1e131071 would become 131072.
+ * Counts the digits before and after the point, without building them.
+ */
+static void
+check_digits(Numeric number)
+{
+	Datum		size = DirectFunctionCall1(numeric_abs, NumericGetDatum(number));
+	int32		scale = DatumGetInt32(DirectFunctionCall1(numeric_min_scale, size));
+	Datum		limit;
+
+	if (scale <= NUMBER_DIGITS_MAX)
+	{
+		limit = power_of_ten(NUMBER_DIGITS_MAX - scale);
+		if (DatumGetBool(DirectFunctionCall2(numeric_lt, size, limit)))
+		{
+			pfree(DatumGetPointer(limit));
+			pfree(DatumGetPointer(size));
+			return;
+		}
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 errmsg("a number of the JSON document is too long"),
+			 errdetail("Written out, it has more than %d digits.",
+					   NUMBER_DIGITS_MAX),
+			 errhint("Fix the client: send it as a string.")));
+}
+
+static void
+append_number(StringInfo out, Numeric number)
+{
+	char	   *text;
+
+	check_digits(number);
+	text = numeric_normalize(number);
+	appendStringInfoString(out, text);
+	pfree(text);
+}
+
 /*
  * Appends a scalar as canonical JSON.  jsonb compares numbers by value, but prints them
  * with the scale of their input: drop trailing zeros.
@@ -227,7 +281,7 @@ append_scalar(StringInfo out, const JsonbValue *value)
 			appendStringInfoString(out, value->val.boolean ? "true" : "false");
 			break;
 		case jbvNumeric:
-			appendStringInfoString(out, numeric_normalize(value->val.numeric));
+			append_number(out, value->val.numeric);
 			break;
 		case jbvString:
 			escape_json(out, pnstrdup(value->val.string.val,
@@ -254,6 +308,7 @@ append_canonical(StringInfo out, Jsonb *jb)
 	{
 		char		last = out->len > 0 ? out->data[out->len - 1] : '\0';
 
+		CHECK_FOR_INTERRUPTS();
 		if ((token == WJB_KEY || token == WJB_ELEM ||
 			 token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT) &&
 			out->len > 0 && last != '[' && last != '{' && last != ':')

@@ -134,6 +134,9 @@ CREATE FUNCTION sorts(a c_text, b c_text) RETURNS boolean LANGUAGE sql AS 'SELEC
 CREATE FUNCTION upper_case(a c_text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN upper(a); END';
 SELECT idem_call('u', 'collation', 'sorts(c_text, c_text)', '{"a": "B", "b": "a"}'), idem_call('u', 'collation 2', 'upper_case(c_text)', '{"a": "x"}');
 
+-- A number that is too long for the fingerprint
+SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": 1e131071}');
+\echo :SQLSTATE
 -- Names that are wrong
 SELECT idem_call('u', 'bad', 'pay(int, numeric)', '{"acount": 1, "amount": 2}');
 \echo :SQLSTATE

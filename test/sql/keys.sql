@@ -105,6 +105,30 @@ SELECT idem_fingerprint('{"b": [1.50, null, "x", true], "a": {}, "long key": "\"
 	= sha256(convert_to('{"a":{},"b":[1.5,null,"x",true],"long key":"\"\n"}', 'UTF8')) AS as_documented;
 SELECT encode(idem_fingerprint('1'), 'hex');
 SELECT idem_fingerprint(NULL) IS NULL AS none;
+-- It writes numbers out: with at most 1000 digits before and after the point. A zero before
+-- the point is none, nor are zeros at the end.
+SELECT n AS wrong FROM unnest(ARRAY['1e999', '-1e999', '1e-1000', '-1.5e-999', '0e131071', '0e-16383', '1e500', '-1e-501', '1e997', repeat('9', 1000),
+	repeat('7', 499) || '.' || repeat('7', 501), '0.' || repeat('9', 1000), '1.' || repeat('0', 2000), '1.5e998']) AS n
+WHERE idem_fingerprint(('{"a": [' || n || ']}')::jsonb) <> sha256(convert_to('{"a":[' || trim_scale(n::numeric) || ']}', 'UTF8'))
+	OR length(replace(replace(trim_scale(abs(n::numeric))::text, '0.', '.'), '.', '')) > 1000;
+DO $$
+DECLARE
+	n text;
+BEGIN
+	FOREACH n IN ARRAY ARRAY['1e1000', '-1e1000', '1e131071', '1e-1001', '-1e-16383', repeat('9', 1001), '0.' || repeat('9', 1001),
+		repeat('7', 500) || '.' || repeat('7', 501), repeat('7', 1000) || '.5']
+	LOOP
+		BEGIN
+			PERFORM idem_fingerprint(('{"a": [' || n || ']}')::jsonb);
+			RAISE WARNING '% is not refused', n;
+		EXCEPTION WHEN SQLSTATE 'ID400' THEN
+		END;
+	END LOOP;
+END $$;
+SELECT idem_fingerprint('[1e131071]');
+\echo :SQLSTATE
+-- Nor does it use the memory: this would be 500 MB.
+SELECT idem_fingerprint(('[' || repeat('1e131071,', 4000) || '1]')::jsonb);
 
 -- Fingerprints are compared only if the row and the call both have one.
 SELECT idem_claim('u', 'with', fingerprint => idem_fingerprint('{"amount": 30.0, "to": 7}'));
