@@ -332,6 +332,16 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 	heap_deform_tuple(&converted, desc, values, nulls);
 }
 
+static void
+raise_dropped(const IdemTarget *target)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_FUNCTION),
+			 errmsg("function %s was dropped while the request waited",
+					target->name),
+			 errhint("Nothing was executed.")));
+}
+
 static List *
 read_defaults(const IdemTarget *target)
 {
@@ -342,7 +352,7 @@ read_defaults(const IdemTarget *target)
 	List	   *defaults;
 
 	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for function %u", target->function);
+		raise_dropped(target);	/* by a conversion, such as the CHECK of a domain */
 	stored = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults,
 						   &isnull);
 	if (isnull)
@@ -427,11 +437,7 @@ idem_target_run(const IdemTarget *target, Jsonb *arguments)
 	bool		isnull;
 
 	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(target->function)))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function %s was dropped while the request waited",
-						target->name),
-				 errhint("Nothing was executed.")));
+		raise_dropped(target);
 
 	/* The claim may have waited: see what was committed meanwhile, as a new statement
 	 * does. */

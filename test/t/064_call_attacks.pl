@@ -193,6 +193,14 @@ REVOKE ALL ON FUNCTION public.whoami() FROM PUBLIC});
 	is(as('owner', $edition, q{SELECT count(*) FROM requests.idem_claims WHERE request_id IN ('none', 'wrapped 2')}), '0', "$edition: nor claim");
 }
 
+# The conversion of an argument drops the function. (The server's own errors in the portable
+# edition: it has looked the function up by then.)
+as('owner', 'c', q{
+CREATE FUNCTION public.drops(int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN DROP FUNCTION IF EXISTS public.dropped; RETURN true; END $$;
+CREATE DOMAIN public.dropping AS int CHECK (public.drops(VALUE));
+CREATE FUNCTION public.dropped(a public.dropping, b int DEFAULT 1) RETURNS int LANGUAGE sql AS 'SELECT b'});
+like(error_of('owner', 'c', q{SELECT requests.idem_call('u', 'dropped', 'public.dropped(public.dropping, int)', '{"a": 1}')}), qr/42883/, 'a function that is dropped by a conversion');
+
 # The right to execute the function is revoked while the call waits.
 for my $edition (qw(c portable))
 {
