@@ -2275,10 +2275,16 @@ $$;
 -- insert must not be skipped: the row would be lost.  So on a partitioned table the trigger is
 -- for UPDATE and DELETE too, and notes the latest row at this depth of triggers:
 --
---		U table ctid ids	to be updated; the ids are the scope and its new ids
---		M table ids			the same, if the version that was to be updated is now deleted:
---							the row moves.  The next insert of these ids passes
---		D table ids			to be deleted
+--		U table time ctid ids	to be updated; the ids are the scope and its new ids
+--		M table time ids		the same, if the version that was to be updated is now deleted:
+--								the row moves.  The next insert of these ids passes
+--		D table time ids		to be deleted
+--
+-- The time is that of the client's statement: what another one deletes or inserts is no part
+-- of a move.  SQL has nothing that tells the statements of one function apart, or those that
+-- the client sends in one string.  So a redelivered row is inserted if the same function has
+-- updated the row, a later trigger has suppressed this UPDATE, and the function has deleted
+-- the row; or if the trigger did not see where the function moved the row.
 --
 -- A worker of logical replication moves a row without the update.  It cannot be told from a row
 -- that is deleted and delivered again in one transaction: rather than lose it, raise an error.
@@ -2296,38 +2302,40 @@ DECLARE
 		' CASE WHEN %1$I IS NOT NULL THEN format(''%%s'', %1$I) END AS user_id,'
 		' CASE WHEN %2$I IS NOT NULL THEN format(''%%s'', %2$I) END AS request_id'
 		' FROM (SELECT ($1).*) AS inserted', TG_ARGV[1], TG_ARGV[2]);
+	here constant text := CASE WHEN is_partition THEN TG_RELID || ' ' || extract(epoch FROM statement_timestamp()) END;
 	setting constant text := 'idem_held.leaving_' || pg_trigger_depth()::text;
 	note constant text := coalesce(current_setting(setting, true), '');
 	leaves constant boolean := is_partition AND TG_OP = 'INSERT' AND note ^@ 'D ';
-	moves constant boolean := is_partition AND TG_OP = 'INSERT' AND note ^@ 'M ';
+	moves constant boolean := is_partition AND TG_OP = 'INSERT' AND note ^@ 'M '
+		AND split_part(note, ' ', 3) = split_part(here, ' ', 2);
 	common constant oid[] := ARRAY['text'::regtype, 'varchar'::regtype, 'uuid'::regtype, 'int4'::regtype, 'int8'::regtype];
 	ids record;
-	here text;
+	named text;
 	key @extschema@.idem__key;
 BEGIN
 	IF TG_OP = 'UPDATE' THEN
 		IF is_partition THEN
 			EXECUTE query INTO ids USING NEW;
-			PERFORM set_config(setting, 'U ' || TG_RELID || ' ' || OLD.ctid || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
+			PERFORM set_config(setting, 'U ' || here || ' ' || OLD.ctid || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
 		END IF;
 		RETURN NEW;
 	ELSIF TG_OP = 'DELETE' THEN
-		IF is_partition AND note ^@ ('U ' || TG_RELID || ' ' || OLD.ctid || ' ') THEN
-			PERFORM set_config(setting, 'M ' || TG_RELID || ' ' || substr(note, strpos(note, '[')), true);
+		IF is_partition AND note ^@ ('U ' || here || ' ' || OLD.ctid || ' ') THEN
+			PERFORM set_config(setting, 'M ' || here || ' ' || substr(note, strpos(note, '[')), true);
 		ELSIF is_partition THEN
 			EXECUTE query INTO ids USING OLD;
-			PERFORM set_config(setting, 'D ' || TG_RELID || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
+			PERFORM set_config(setting, 'D ' || here || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
 		END IF;
 		RETURN OLD;
 	END IF;
 
 	EXECUTE query INTO ids USING NEW;
 	IF moves OR leaves THEN
-		here := jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id);
+		named := jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id);
 	END IF;
 	IF moves THEN
 		PERFORM set_config(setting, '', true);
-		IF split_part(note, ' ', 2) <> TG_RELID::text AND substr(note, strpos(note, '[')) = here THEN
+		IF split_part(note, ' ', 2) <> TG_RELID::text AND substr(note, strpos(note, '[')) = named THEN
 			RETURN NEW;
 		END IF;
 	END IF;
@@ -2341,7 +2349,7 @@ BEGIN
 	IF @extschema@.idem__claim_marker(key, 'idem_skip_duplicates()') THEN
 		RETURN NEW;
 	ELSIF split_part(note, ' ', 2) <> TG_RELID::text
-		AND (moves OR (leaves AND substr(note, strpos(note, '[')) = here AND current_setting('session_replication_role') = 'replica')) THEN
+		AND (moves OR (leaves AND substr(note, strpos(note, '[')) = named AND current_setting('session_replication_role') = 'replica')) THEN
 		PERFORM @extschema@.idem__raise_of_key('0A000', pg_catalog.format('cannot tell whether a row is new or moves from partition "%s"',
 				(SELECT c.relname FROM pg_class AS c WHERE c.oid::text = split_part(note, ' ', 2))),
 			'To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.', key);
