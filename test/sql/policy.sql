@@ -54,7 +54,7 @@ TRUNCATE idem_scopes;
 CREATE VIEW pg_temp.promises AS
 SELECT request_id, scope, expires_at = date_trunc('second', expires_at) AS whole_second,
 	expires_at >= now() + coalesce(ttl, '1 hour') AND
-	expires_at < clock_timestamp() + coalesce(ttl, '1 hour') + interval '1 s' AS as_promised
+	expires_at < clock_timestamp() + coalesce(ttl, '1 hour') + interval '1.2 s' AS as_promised
 FROM idem_claims LEFT JOIN idem_scopes USING (scope)
 ORDER BY request_id, scope;
 
@@ -77,7 +77,7 @@ SELECT idem_claim('u', 'kept', 'day');
 SELECT expires_at AS promised FROM idem_claims WHERE request_id = 'kept' \gset
 UPDATE idem_scopes SET ttl = '1 s' WHERE scope = 'day';
 SELECT idem_claim('u', 'another', 'day');
-SELECT expires_at < clock_timestamp() + interval '2 s' AS by_the_new_ttl FROM idem_claims WHERE request_id = 'another';
+SELECT expires_at < clock_timestamp() + interval '2.2 s' AS by_the_new_ttl FROM idem_claims WHERE request_id = 'another';
 SELECT idem_fail('u', 'kept', '"no"', scope => 'day');
 SELECT expires_at = :'promised' AS kept FROM idem_claims WHERE request_id = 'kept';
 COMMIT;

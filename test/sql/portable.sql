@@ -31,7 +31,7 @@ SELECT ttl, lease, result_max_bytes FROM idem_settings;
 DELETE FROM idem_settings;
 BEGIN;
 SELECT idem_claim('u', 'no settings');
-SELECT expires_at >= now() + interval '1 hour' AND expires_at < clock_timestamp() + interval '1 hour 1 s' AS by_default
+SELECT expires_at >= now() + interval '1 hour' AND expires_at < clock_timestamp() + interval '1 hour 1.2 s' AS by_default
 FROM idem_claims WHERE request_id = 'no settings';
 COMMIT;
 INSERT INTO idem_settings DEFAULT VALUES;
