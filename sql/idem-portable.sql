@@ -1282,7 +1282,7 @@ BEGIN
 	PERFORM @extschema@.idem__raise(sqlstate_, message_, 'Retry the same request later.',
 		'S' || substr(@extschema@.idem__name(key), 2) || '. ' || CASE
 			WHEN isfinite(lease_until) THEN pg_catalog.format('A lease holds it until %s.',
-				to_char(@extschema@.idem__whole_second(lease_until), 'YYYY-MM-DD HH24:MI:SSOF'))
+				to_char(@extschema@.idem__whole_second(least(lease_until, '294276-12-31 23:59:59+00'::timestamptz)), 'YYYY-MM-DD HH24:MI:SSOF'))
 			WHEN lease_until IS NOT NULL THEN 'A lease holds it until infinity.'
 			ELSE 'Another transaction was in the way.' END);
 END

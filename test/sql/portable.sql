@@ -419,6 +419,15 @@ SHOW synchronous_commit;
 ROLLBACK;
 RESET synchronous_commit;
 
+-- ----- a lease that ends in the last second there is -----
+
+INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope)
+VALUES ('294276-12-31 23:59:59+00', '294276-12-31 23:59:59.9+00', 1, 'in_progress', 'last second', 'u', '');
+\set VERBOSITY sqlstate
+SELECT idem_claim('u', 'last second', wait => '0');
+\set VERBOSITY default
+TRUNCATE idem_claims;
+
 -- ----- calls that SQL cannot resolve -----
 
 CREATE FUNCTION resolved(a int) RETURNS int LANGUAGE sql AS 'SELECT 1';
