@@ -2155,7 +2155,7 @@ DECLARE
 	trigger record;
 	root text;
 BEGIN
-	SELECT t.oid, t.tgtype, t.tgparentid, c.relname, c.relispartition,
+	SELECT t.oid, t.tgtype, t.tgparentid, c.relname, c.relispartition, c.relispartition AND t.tgattr::text <> '' AS is_of_columns,
 		t.tgqual IS NULL AND EXISTS (SELECT FROM pg_trigger AS o
 			WHERE o.tgrelid = t.tgrelid AND o.oid <> t.oid AND o.tgfoid = t.tgfoid
 				AND o.tgqual IS NULL AND o.tgenabled <> 'D') AS is_second,
@@ -2177,6 +2177,9 @@ BEGIN
 	ELSIF trigger.is_second THEN
 		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('table "%s" has two triggers that call idem_skip_duplicates()', trigger.relname),
 			'Drop one of them: the second one would skip each row that the first one has claimed.');
+	ELSIF trigger.is_of_columns THEN
+		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be for UPDATE of all columns', trigger_name),
+			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	ELSIF octet_length(scope) > 255 THEN
 		PERFORM @extschema@.idem__check_scope(scope);
 	ELSIF NOT trigger.has_columns THEN

@@ -262,7 +262,12 @@ check_sink(FunctionCallInfo fcinfo, TriggerData *data)
 								"request_id");
 	sink->is_partition = data->tg_relation->rd_rel->relispartition;
 	if (sink->is_partition)
+	{
+		if (trigger->tgnattr > 0)
+			refuse_trigger(psprintf("trigger \"%s\" must be for UPDATE of all columns", trigger->tgname),
+						   "Otherwise an UPDATE that moves a row to another partition could lose it.");
 		require_trigger_of_root(data);
+	}
 	MemoryContextSwitchTo(caller);
 	fcinfo->flinfo->fn_extra = sink;
 	return sink;
