@@ -457,15 +457,6 @@ row_has_moved(const LeavingRow *row)
 	return moved;
 }
 
-/* Also of a partition that is being detached */
-static Oid
-root_of(Oid relid)
-{
-	while (get_rel_relispartition(relid))
-		relid = get_partition_parent(relid, true);
-	return relid;
-}
-
 static bool
 ids_equal(const text *a, const text *b)
 {
@@ -481,7 +472,8 @@ is_noted_row(const LeavingRow *row, TriggerData *data, const Sink *sink)
 	return row->is_updated &&
 		ids_equal(row->user_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->user)) &&
 		ids_equal(row->request_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->request)) &&
-		root_of(row->partition) == root_of(RelationGetRelid(data->tg_relation));
+		partition_root(row->partition) ==
+		partition_root(RelationGetRelid(data->tg_relation));
 }
 
 /* Whether the row that is inserted moves here.  *maybe_from: if not, the partition from which
