@@ -293,7 +293,7 @@ run(async () => {
 	makeDatabase('');
 	role = makeRole((seller) => `
 		SELECT idem_grant('${seller}', 'app');
-		GRANT EXECUTE ON FUNCTION idem_lapsed, idem_forget TO ${seller};
+		GRANT EXECUTE ON FUNCTION idem_lapsed, idem_forget(text, text, text) TO ${seller};
 		GRANT INSERT, SELECT ON bookings TO ${seller}`);
 	database = new Client({ database: name });
 	await database.connect();
