@@ -202,7 +202,8 @@ sub token
 	my @all = @{ $self->{leased} };
 	my @same = grep { $_->{key} == $key } @all;
 
-	return $self->or_invalid('1', 'NULL', '0', '-1') if $self->{on}{invalid} && chance(0.05);
+	# (Not 1: that is the first token of a new database.)
+	return $self->or_invalid('4611686018427387904', 'NULL', '0', '-1') if $self->{on}{invalid} && chance(0.05);
 	return 'NULL' if !@all || chance(0.1);
 	return '{{token 0}}' if chance(0.04);
 	my $step = @same && chance(0.9) ? (chance(0.7) ? $same[-1] : pick(@same)) : pick(@all);
