@@ -680,6 +680,29 @@ BEGIN
 END
 $$;
 
+-- Gives the user id of idem_claims another collation.  PostgreSQL refuses that while a view reads
+-- the column.  So the view is replaced meanwhile by one that reads nothing: a view that is
+-- replaced keeps its owner, its rights and its comments.  The nodes get the view with the claims.
+CREATE FUNCTION @extschema@.idem__citus_alter_collation(new_collation regcollation)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	propagation constant text := coalesce(nullif(current_setting('citus.enable_ddl_propagation', true), ''), 'on');
+	create_view constant text := 'CREATE OR REPLACE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS ';
+	definition constant text := pg_get_viewdef('@extschema@.idem_unsettled'::regclass);
+BEGIN
+	PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
+	EXECUTE create_view || (
+		SELECT 'SELECT ' || string_agg(concat('NULL::', a.atttypid::regtype, ' COLLATE ' || nullif(a.attcollation, '0'::oid)::regcollation,
+			' AS ', quote_ident(a.attname)), ', ' ORDER BY a.attnum)
+		FROM pg_attribute AS a WHERE a.attrelid = '@extschema@.idem_unsettled'::regclass AND a.attnum > 0);
+	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', new_collation);
+	EXECUTE create_view || definition;
+	PERFORM set_config('citus.enable_ddl_propagation', propagation, true);
+END
+$$;
+
 -- A claim and its work are one local transaction only if the user id has the same type and
 -- collation in both tables.
 CREATE FUNCTION @extschema@.idem__citus_match_column(colocate_with regclass)
@@ -702,7 +725,10 @@ BEGIN
 				colocate_with, shard_column.type),
 			'Distribute it by a text, as doc/citus.md says; or call idem_distribute() without a table: a transaction that claims is then one of two nodes.');
 	END IF;
-	EXECUTE pg_catalog.format('ALTER TABLE %s.idem_claims ALTER user_id TYPE text COLLATE %s', '@extschema@', shard_column.collation);
+	IF NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = '@extschema@.idem_claims'::regclass AND a.attname = 'user_id'
+		AND a.attcollation = shard_column.collation::oid) THEN
+		PERFORM @extschema@.idem__citus_alter_collation(shard_column.collation);
+	END IF;
 	SELECT a.attcollation INTO type_collation FROM pg_type AS t JOIN pg_attribute AS a ON a.attrelid = t.typrelid
 	WHERE t.oid = '@extschema@.idem__key'::regtype AND a.attname = 'user_id';
 	IF type_collation <> shard_column.collation::oid THEN

@@ -3018,8 +3018,9 @@ COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
 -- Roles that read a view have no right on the tables that it reads.  The index of unsettled
 -- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
 -- reader's WHERE with rows that the view leaves out.
+-- COLLATE: sql/idem-citus.sql gives the column another collation, which a view cannot follow.
 CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
-	SELECT c.scope, c.user_id, c.request_id,
+	SELECT c.scope, c.user_id COLLATE "C" AS user_id, c.request_id,
 		CASE WHEN c.lease_until > clock_timestamp() THEN 'live' WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END AS status,
 		c.lease_until, c.expires_at
 	FROM @extschema@.idem_claims AS c LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope

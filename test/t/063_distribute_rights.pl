@@ -59,7 +59,7 @@ CREATE TABLE pg_catalog.pg_dist_node (groupid int, noderole text, isactive bool)
 INSERT INTO pg_catalog.pg_dist_node VALUES (0, 'primary', true);
 CREATE TABLE pg_catalog.pg_dist_local_group (groupid int);
 INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
-CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int);
+CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int, partkey text);
 CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
 CREATE TABLE pg_catalog.pg_dist_placement (shardid bigint, groupid int);
 CREATE TABLE pg_catalog.pg_dist_object (classid oid, objid oid, colocationid int);
@@ -73,6 +73,7 @@ CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) 
 CREATE FUNCTION pg_catalog.citus_is_coordinator() RETURNS bool LANGUAGE sql AS 'SELECT true';
 CREATE FUNCTION pg_catalog.create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql SECURITY DEFINER
 	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''h'', 1)';
+CREATE FUNCTION pg_catalog.column_to_column_name(regclass, text) RETURNS text LANGUAGE sql AS 'SELECT $2';
 CREATE FUNCTION pg_catalog.create_reference_table(regclass) RETURNS void LANGUAGE sql SECURITY DEFINER
 	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''n'', 2)';
 CREATE FUNCTION pg_catalog.truncate_local_data_after_distributing_table(regclass) RETURNS void LANGUAGE sql AS 'SELECT';
@@ -159,7 +160,19 @@ GRANT SELECT (request_id) ON requests.idem_claims TO app});
 	as($by, $database, "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO anon, operator, app, helpdesk, \"Odd one\", PUBLIC") for qw(TABLES ROUTINES SEQUENCES);
 	my $before = as('owner', $database, $rights);
 
-	as($by, $database, 'SELECT requests.idem_distribute(NULL::regclass)');
+	# A table of another collation than the claims, which a view reads
+	as('owner', $database, 'CREATE TABLE accounts (user_id text PRIMARY KEY)');
+	$node->safe_psql($database, q{INSERT INTO pg_dist_partition VALUES ('accounts', 'h', 1, 'user_id')});
+	my $view = q{SELECT pg_get_viewdef(c.oid), c.relowner::regrole, c.reloptions, obj_description(c.oid),
+		(SELECT string_agg(concat_ws(' ', a.attname, a.attcollation, col_description(c.oid, a.attnum)), ',') FROM pg_attribute AS a WHERE a.attrelid = c.oid)
+		FROM pg_class AS c WHERE c.oid = 'requests.idem_unsettled'::regclass};
+	my $view_before = as('owner', $database, $view);
+	like($view_before, qr/FROM .*idem_claims.*security_barrier/s, 'a view reads the claims');
+	like(as($by, $database, q{SELECT requests.idem_distribute('accounts'::regclass)}), qr/^idem_claims: distributed together with public.accounts$/m,
+		"distributed by $by together with a table of another collation");
+	is(as('owner', $database, q{SELECT attcollation::regcollation FROM pg_attribute WHERE attrelid = 'requests.idem_claims'::regclass AND attname = 'user_id'}),
+		'"default"', 'claims have its collation');
+	is(as('owner', $database, $view), $view_before, 'the view is the same');
 	is(as('owner', $database, $rights), $before, "distributed by $by: all rights are the same");
 	is(as('operator', $database, 'SELECT count(scope) FROM requests.idem_claims'), '0', 'the operator reads the claims');
 	like(as($by, $database, 'SELECT requests.idem_distribute(NULL::regclass)'), qr/^rights: made equal on 1 nodes$/m, "distributed once more by $by");
