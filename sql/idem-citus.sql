@@ -556,6 +556,9 @@ BEGIN
 			AND NOT EXISTS (SELECT FROM pg_dist_object AS o WHERE o.classid = 'pg_proc'::regclass AND o.objid = p.oid
 				AND (u.is_of_user IS NOT TRUE OR o.colocationid =
 					(SELECT d.colocationid FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem_claims'::regclass)))
+		-- The nodes check the bodies of the users' functions: the types that these name have to be
+		-- there.  They come with the internal functions, which take and return them.
+		ORDER BY p.proname ^@ 'idem__' DESC, u.is_of_user IS TRUE DESC, p.oid
 	LOOP
 		shared := shared + 1;
 		IF routine.is_of_user THEN
@@ -772,6 +775,8 @@ BEGIN
 
 	-- Citus accepts only an immutable function of a column in the WHERE of an update.
 	ALTER FUNCTION @extschema@.idem__is_ours(xid) IMMUTABLE;
+	-- Nor does it plan a query without the values of its parameters, as the callers of this one ask.
+	ALTER FUNCTION @extschema@.idem__row_of_note(text) SET plan_cache_mode = force_custom_plan;
 	ALTER FUNCTION @extschema@.idem__local_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(@extschema@.idem__key, bytea) SET citus.enable_ddl_propagation = off;
