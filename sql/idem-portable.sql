@@ -3001,12 +3001,13 @@ BEGIN
 			'Fix the client: pass how many rows to return at most, or NULL for all.');
 	END IF;
 	RETURN QUERY
-	SELECT c.scope, c.user_id, c.request_id, CASE WHEN p.unknown THEN 'unknown' ELSE 'lapsed' END, c.lease_until, c.progress
-	FROM @extschema@.idem_claims AS c, @extschema@.idem__policy(c.scope) AS p
+	SELECT c.scope, c.user_id, c.request_id, CASE WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END, c.lease_until, c.progress
+	FROM @extschema@.idem_claims AS c LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope
 	WHERE c.state = 'in_progress'::@extschema@.idem_state
 		AND (idem_lapsed.scope IS NULL OR c.scope = idem_lapsed.scope COLLATE "C")
 		AND (c.lease_until <= clock_timestamp() OR c.lease_until IS NULL)
-		AND (p.unknown OR NOT p.reclaim OR c.expires_at > clock_timestamp())
+		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
+			OR c.expires_at > clock_timestamp())
 	ORDER BY c.lease_until NULLS FIRST, c.request_id, c.user_id, c.scope
 	LIMIT idem_lapsed."limit";
 END
