@@ -38,7 +38,7 @@
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
  *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
- * - It is slower, by a factor of two to five.  Leases, claims in REPEATABLE READ and
+ * - It is slower than the hand-written statement, by a factor of about five.  Leases, claims in REPEATABLE READ and
  *	 SERIALIZABLE, and claims of scopes with key_time = uuidv7 are slower by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is
