@@ -155,8 +155,8 @@ idem_key_hash(const IdemKey *key)
 						hash_text(key->scope));
 }
 
-static bool
-equal_text(const text *a, const text *b)
+bool
+idem_id_equal(const text *a, const text *b)
 {
 	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
@@ -165,9 +165,9 @@ equal_text(const text *a, const text *b)
 bool
 idem_key_equal(const IdemKey *a, const IdemKey *b)
 {
-	return equal_text(a->request_id, b->request_id) &&
-		equal_text(a->user_id, b->user_id) &&
-		equal_text(a->scope, b->scope);
+	return idem_id_equal(a->request_id, b->request_id) &&
+		idem_id_equal(a->user_id, b->user_id) &&
+		idem_id_equal(a->scope, b->scope);
 }
 
 static int

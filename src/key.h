@@ -36,6 +36,7 @@ extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
 extern void idem_key_check_length(const text *part, const char *name);
 
 extern uint32 idem_key_hash(const IdemKey *key);
+extern bool idem_id_equal(const text *a, const text *b);
 extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
 
 /* errdetail() with the names of the key */

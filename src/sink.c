@@ -53,6 +53,7 @@
 #include "utils/snapmgr.h"
 
 #include "claim.h"
+#include "key.h"
 #include "sink.h"
 #include "sqlstate.h"
 
@@ -457,13 +458,13 @@ row_has_moved(const LeavingRow *row)
 	return moved;
 }
 
+/* NULL equals NULL */
 static bool
 ids_equal(const text *a, const text *b)
 {
 	if (a == NULL || b == NULL)
 		return a == b;
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+	return idem_id_equal(a, b);
 }
 
 static bool

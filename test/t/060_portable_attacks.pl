@@ -589,8 +589,8 @@ as($superuser, 'watched', 'GRANT pg_monitor TO stranger');
 as('owner', 'watched', q{
 SELECT idem_claim('seen', 'settled');
 SELECT outcome FROM idem_try_claim('seen', 'open', lease => '1 hour');
-BEGIN; SELECT outcome FROM idem_try_claim('seen', 'lapsed', lease => '1 ms'); COMMIT;
-SELECT pg_sleep(0.01)});
+SELECT outcome FROM idem_try_claim('seen', 'lapsed', lease => '1 hour');
+UPDATE idem_claims SET lease_until = '2000-01-01' WHERE request_id = 'lapsed'});
 for my $view (split /\n/, as('owner', 'watched', "SELECT relname FROM pg_class WHERE relkind = 'v' AND relname LIKE 'idem%'"))
 {
 	my $of_claims = $view =~ /unsettled|holders/;
