@@ -2016,7 +2016,7 @@ BEGIN
 		-- Past the deadline of the batch, no element is waited for twice.
 		IF clock_timestamp() < deadline THEN
 			at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint,
-				CASE WHEN is_free THEN interval '1 second' ELSE interval '0' END);
+				CASE WHEN is_free AND clock_timestamp() + interval '100 milliseconds' < deadline THEN interval '1 second' ELSE interval '0' END);
 			IF at_once.outcome IS NOT NULL THEN
 				RETURN ROW (at_once.outcome, at_once.result, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
 			END IF;
