@@ -23,6 +23,7 @@
 #include "utils/array.h"
 #include "utils/memutils.h"
 #include "utils/tuplesort.h"
+#include "utils/tuplestore.h"
 
 #include "catalog.h"
 #include "claim.h"

@@ -8,8 +8,10 @@
 
 #include "access/amapi.h"
 #include "access/genam.h"
+#include "access/relscan.h"
 #include "access/tableam.h"
 #include "access/tupdesc.h"
+#include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
@@ -22,6 +24,7 @@
 #include "utils/backend_status.h"
 #include "utils/acl.h"
 #include "utils/relcache.h"
+#include "utils/snapmgr.h"
 #include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 150000
@@ -36,15 +39,62 @@
 #define IDEM_MODULE_MAGIC(module_name, module_version) PG_MODULE_MAGIC
 #endif
 
-/* 18: index_beginscan() takes instrumentation */
+/* 18: index_beginscan() takes instrumentation; 19: and flags */
 static inline IndexScanDesc
 idem_index_beginscan(Relation heap, Relation index, Snapshot snapshot,
 					 int nkeys)
 {
-#if PG_VERSION_NUM >= 180000
+#if PG_VERSION_NUM >= 190000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE);
+#elif PG_VERSION_NUM >= 180000
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* 19: table_beginscan() takes flags */
+static inline TableScanDesc
+idem_table_beginscan(Relation rel, Snapshot snapshot)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_beginscan(rel, snapshot, 0, NULL, SO_NONE);
+#else
+	return table_beginscan(rel, snapshot, 0, NULL);
+#endif
+}
+
+/*
+ * 19: table_index_fetch_reset() keeps the pin of the table's page for the next row.  The pin
+ * belongs to the resource owner of the statement, so a scan that outlives the statement must
+ * give it back.  Only the end of the table's part of the scan does that; so begin that part
+ * again.  The current memory context must be the scan's.  Costs about 1 % of a replay: the
+ * older versions do without.
+ */
+static inline void
+idem_index_fetch_unpin(IndexScanDesc scan)
+{
+#if PG_VERSION_NUM >= 190000
+	table_index_fetch_end(scan->xs_heapfetch);
+	scan->xs_heapfetch = table_index_fetch_begin(scan->heapRelation, SO_NONE);
+#else
+	table_index_fetch_reset(scan->xs_heapfetch);
+#endif
+}
+
+/* 19: table_tuple_delete() takes options, which include the last argument of before */
+static inline TM_Result
+idem_table_tuple_delete(Relation rel, ItemPointer tid, bool wait,
+						TM_FailureData *failure)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_delete(rel, tid, GetCurrentCommandId(true), 0,
+							  GetActiveSnapshot(), InvalidSnapshot, wait,
+							  failure);
+#else
+	return table_tuple_delete(rel, tid, GetCurrentCommandId(true),
+							  GetActiveSnapshot(), InvalidSnapshot, wait,
+							  failure, false);
 #endif
 }
 
@@ -70,13 +120,37 @@ typedef bool IdemUpdateIndexes;
 #define IDEM_UPDATE_ONLY_SUMMARIZING(u) (false)
 #endif
 
-/* 16: ExecInsertIndexTuples() can be told to skip the other indexes */
+/* 19: table_tuple_update() takes options */
+static inline TM_Result
+idem_table_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *slot,
+						bool wait, TM_FailureData *failure,
+						LockTupleMode *lockmode,
+						IdemUpdateIndexes *update_indexes)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_update(rel, tid, slot, GetCurrentCommandId(true), 0,
+							  GetActiveSnapshot(), InvalidSnapshot, wait,
+							  failure, lockmode, update_indexes);
+#else
+	return table_tuple_update(rel, tid, slot, GetCurrentCommandId(true),
+							  GetActiveSnapshot(), InvalidSnapshot, wait,
+							  failure, lockmode, update_indexes);
+#endif
+}
+
+/* 16: ExecInsertIndexTuples() can be told to skip the other indexes; 19: by flags */
 static inline List *
 idem_insert_index_tuples(ResultRelInfo *rri, TupleTableSlot *slot,
 						 EState *estate, bool update, bool *conflict,
 						 List *arbiters, bool only_summarizing)
 {
-#if PG_VERSION_NUM >= 160000
+#if PG_VERSION_NUM >= 190000
+	uint32		flags = (update ? EIIT_IS_UPDATE : 0) |
+		(conflict != NULL ? EIIT_NO_DUPE_ERROR : 0) |
+		(only_summarizing ? EIIT_ONLY_SUMMARIZING : 0);
+
+	return ExecInsertIndexTuples(rri, estate, flags, slot, arbiters, conflict);
+#elif PG_VERSION_NUM >= 160000
 	return ExecInsertIndexTuples(rri, slot, estate, update, conflict != NULL,
 								 conflict, arbiters, only_summarizing);
 #else

@@ -182,7 +182,7 @@ find_alike(const char *name, AlikeName *alike)
 	Relation	scopes = idem_scopes_open();
 	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
 	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	TableScanDesc scan = table_beginscan(scopes, snapshot, 0, NULL);
+	TableScanDesc scan = idem_table_beginscan(scopes, snapshot);
 	int			nalike = 0;
 
 	for (int rows = 0; rows < ALIKE_ROWS_MAX &&

@@ -189,6 +189,16 @@ next_row(IdemStore *store, const IdemKey *key)
 	return any;
 }
 
+/* The scan outlives the statement, which owns its pins: give them back after each use. */
+static void
+unpin_table(IdemStore *store)
+{
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+
+	idem_index_fetch_unpin(store->scan);
+	MemoryContextSwitchTo(caller);
+}
+
 /*
  * Several entries can match: the live row, and rows of inserters that lost the race and have
  * not killed their rows yet.  The live row decides.  While a transaction deletes the row, it
@@ -213,11 +223,10 @@ probe(IdemStore *store, const IdemKey *key, IdemFound *found)
 			*found = row;
 		}
 	}
+	/* A scan that came to its end has given back the pins of the index by itself. */
 	if (result != IDEM_PROBE_ABSENT)
-	{
-		/* Gives back the scan's pins, as the next line does the slot's. */
 		index_rescan(store->scan, NULL, KEY_COLUMNS, NULL, 0);
-	}
+	unpin_table(store);
 	ExecClearTuple(store->slot);
 	return result;
 }
@@ -306,7 +315,7 @@ find_latest(IdemStore *store, const IdemKey *key, IdemFound *found)
 									   NULL) &&
 		has_key(store->slot, key) &&
 		classify(store, found) == IDEM_PROBE_PRESENT && found->ours;
-	table_index_fetch_reset(store->scan->xs_heapfetch);
+	unpin_table(store);
 	ExecClearTuple(store->slot);
 	return is_found;
 }
@@ -717,9 +726,7 @@ delete_row(IdemStore *store, ItemPointer tid, bool wait)
 {
 	TM_FailureData failure;
 
-	return table_tuple_delete(store->claims, tid, GetCurrentCommandId(true),
-							  GetActiveSnapshot(), InvalidSnapshot, wait,
-							  &failure, false);
+	return idem_table_tuple_delete(store->claims, tid, wait, &failure);
 }
 
 static TM_Result
@@ -775,10 +782,8 @@ idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 	if (result == TM_Ok)
 	{
 		fill_slot(store->slot, key, row);
-		result = table_tuple_update(store->claims, &tid, store->slot,
-									GetCurrentCommandId(true),
-									GetActiveSnapshot(), InvalidSnapshot, true,
-									&failure, &lockmode, &update_indexes);
+		result = idem_table_tuple_update(store->claims, &tid, store->slot, true,
+										 &failure, &lockmode, &update_indexes);
 	}
 	updated = row_was_free(result);
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))

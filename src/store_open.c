@@ -105,7 +105,7 @@ static Oid	locked_claims = InvalidOid;
 static Oid	locked_key_index = InvalidOid;
 static bool has_written = false;
 
-static ProcessUtility_hook_type next_process_utility = NULL;
+static ProcessUtility_hook_type next_process_utility;
 
 /* hint: what helps.  If the table has more than one such thing, the next error names it. */
 static void
@@ -734,8 +734,6 @@ release_before_utility(PlannedStmt *statement, const char *query,
 					   ParamListInfo params, QueryEnvironment *environment,
 					   DestReceiver *dest, QueryCompletion *completion)
 {
-	ProcessUtility_hook_type run = next_process_utility != NULL ?
-		next_process_utility : standard_ProcessUtility;
 	int			outer_ddl_depth = ddl_depth;
 
 	/*
@@ -749,8 +747,8 @@ release_before_utility(PlannedStmt *statement, const char *query,
 		ddl_depth++;
 	PG_TRY();
 	{
-		run(statement, query, read_only_tree, context, params, environment,
-			dest, completion);
+		next_process_utility(statement, query, read_only_tree, context, params,
+							 environment, dest, completion);
 	}
 	PG_FINALLY();
 	{
@@ -765,7 +763,8 @@ idem_store_init(void)
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
 	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
-	next_process_utility = ProcessUtility_hook;
+	next_process_utility = ProcessUtility_hook != NULL ?
+		ProcessUtility_hook : standard_ProcessUtility;
 	ProcessUtility_hook = release_before_utility;
 }
 
