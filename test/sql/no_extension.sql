@@ -91,8 +91,9 @@ DROP EXTENSION idem;
 
 CREATE SCHEMA regress_idem_requests;
 CREATE EXTENSION idem SCHEMA regress_idem_requests;
+\set VERBOSITY sqlstate
 SELECT idem_claim('u', 'r');
-\echo :SQLSTATE
+\set VERBOSITY default
 SELECT regress_idem_requests.idem_claim('u', 'r'), lone_claim('u', 'r');
 BEGIN;
 SELECT regress_idem_requests.idem_claim('u', 'r2'), regress_idem_requests.idem_complete('2');

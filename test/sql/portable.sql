@@ -214,7 +214,8 @@ SET LOCAL "DateStyle" = 'SQL, DMY';
 SET LOCAL "TimeZone" = 'Asia/Kathmandu';
 SET LOCAL "IntervalStyle" = 'sql_standard';
 SET LOCAL bytea_output = 'escape';
-SET LOCAL standard_conforming_strings = off;
+-- From 19 on it is always on.
+SELECT set_config('standard_conforming_strings', CASE WHEN current_setting('server_version_num')::int < 190000 THEN 'off' ELSE 'on' END, true) IS NOT NULL AS set;
 SET LOCAL lc_numeric = 'C';
 SELECT idem_claim('u', 'set 1'), idem_claim('u', 'set 2'), idem_claim('u', 'collated 1'), idem_status();
 SAVEPOINT s;
@@ -461,7 +462,8 @@ FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
 SELECT p.oid::regprocedure FROM pg_proc AS p
 WHERE p.proname LIKE 'idem\_%' AND (p.proname NOT LIKE 'idem\_\_%' OR p.prosecdef OR p.prorettype = 'trigger'::regtype)
 	AND (p.prosqlbody IS NULL OR p.prosecdef)		-- names that are bound at creation, called with the caller's rights
-	AND NOT coalesce(p.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
+	AND NOT coalesce(p.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false)
+ORDER BY p.proname;
 -- In no body is there a name of ours that is not qualified, but for texts, comments, and
 -- parameters that are named by their function.
 SELECT p.oid::regprocedure AS in_function, name
@@ -508,7 +510,9 @@ REVOKE CREATE ON SCHEMA "regress idem; odd" FROM PUBLIC;
 \! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 CREATE EXTENSION idem_portable;
 SELECT rolname, count(*) > 50 AS functions FROM pg_proc p JOIN pg_roles r ON r.oid = proowner WHERE proname LIKE 'idem\_%' GROUP BY rolname;
+\set VERBOSITY sqlstate
 SELECT idem_claim('u', 'not in the search_path');
+\set VERBOSITY default
 SET ROLE regress_idem_operator;
 SELECT "regress idem; odd".idem_grant('regress_idem_app', 'app');
 SET ROLE regress_idem_app;

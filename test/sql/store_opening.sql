@@ -83,7 +83,7 @@ SELECT idem_claim('u', 'within');
 ROLLBACK TO s;
 SELECT idem_claim('u', 'within');
 COMMIT;
-ALTER TABLE idem_claims ALTER progress TYPE jsonb USING COALESCE(progress, NULL);
+ALTER TABLE idem_claims ALTER progress TYPE jsonb USING progress #- '{}';
 DROP EVENT TRIGGER regress_idem_start;
 DROP EVENT TRIGGER regress_idem_end;
 DROP EVENT TRIGGER regress_idem_rewrite;

@@ -181,8 +181,12 @@ like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem_secret', 'SEL
 
 my $pooled = Client->new($node, 'owned');
 $pooled->ask("SET idem.wait = '3s'");
-$pooled->ask('SET standard_conforming_strings = off');
-$pooled->ask('SET escape_string_warning = off');
+# From 19 on all strings are conforming ones.
+if ($node->safe_psql('postgres', 'SHOW server_version_num') < 190000)
+{
+	$pooled->ask('SET standard_conforming_strings = off');
+	$pooled->ask('SET escape_string_warning = off');
+}
 is($pooled->ask("SELECT idem_claim('u', 'poisoned 1'), idem_complete('u', 'poisoned 0', NULL, 1)"), 'ERROR:  ID410', 'strings with backslash escapes: the same answers');
 $pooled->ask('DISCARD ALL');
 $pooled->ask("SET idem.wait = '2s'");
