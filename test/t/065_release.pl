@@ -20,8 +20,10 @@ sub release_check
 is(release_check('.'), 0, 'the files of this commit agree') || diag($out, $err);
 is($err, '', 'without warnings');
 
+# The release archive has no workflows.
+my @workflows = grep { -d } '.github';
 my $folder = PostgreSQL::Test::Utils::tempdir;
-system_or_bail('sh', '-c', "cp -r *.control CHANGELOG.md META.json Makefile README.md doc packaging sql src '$folder'");
+system_or_bail('sh', '-c', "cp -r @workflows *.control CHANGELOG.md META.json Makefile README.md doc packaging sql src '$folder'");
 
 # Each of: file, what is there, what takes its place, what is printed
 for my $case (
@@ -42,6 +44,7 @@ for my $case (
 	[ 'packaging/rpm/idem.spec', qr/^(Version: +)1/m, '${1}9', qr/idem\.spec has 9/ ],
 	[ 'packaging/rpm/idem.spec', qr/ - 1\./, ' - 9.', qr/idem\.spec: changelog has 9/ ],
 	[ 'doc/development.md', qr/^PostgreSQL \d+ to/m, 'PostgreSQL 9 to', qr/doc\/development\.md has 9 to/ ],
+	(map { [ "$_/workflows/ci.yml", qr/postgres: \[15, /, 'postgres: [', qr/ci\.yml has \d.*, not 15, / ] } @workflows),
 	[ 'README.md', qr/\A/, "with PostgreSQL 9 or later\n", qr/README\.md has 9/ ])
 {
 	my ($file, $pattern, $replacement, $printed) = @$case;
