@@ -271,6 +271,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	sort_items(items, nvalid);
 
 	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, 3);
 	idem_store_open("idem_claim_many()");
 	begin_answers(&answers, n, n - nvalid, rsinfo->setDesc);
 	claim_items(&call, items, nvalid, &answers);

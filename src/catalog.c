@@ -152,6 +152,21 @@ require_served_version(const char *text)
 		refuse_version(text, "Install the newer library. If it is installed already, restart the server, which has preloaded the older one, or reconnect.");
 }
 
+/*
+ * A session that has looked at the version before an update can still call a function that the
+ * update has declared anew.
+ */
+void
+idem_require_columns(TupleDesc desc, int columns)
+{
+	if (desc->natts != columns)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("function returns %d columns, but the library knows %d",
+						desc->natts, columns),
+				 errhint("Install the library that this version of the extension came with. If it is installed already, restart the server, which has preloaded another one, or reconnect.")));
+}
+
 /* ----- members ----- */
 
 /* kind: the SQL word for it, such as TABLE.  is_foreign: the schema has an object of this name

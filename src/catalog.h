@@ -53,6 +53,9 @@ typedef struct IdemCatalog
  */
 extern const IdemCatalog *idem_catalog(void);
 
+/* Raises 55000 unless the result of the function that is called has this number of columns. */
+extern void idem_require_columns(TupleDesc desc, int columns);
+
 /*
  * Raises 0A000 if Citus distributes the table: the relation of that name is then an empty
  * shell, and its rows are in shards, here or on other servers.

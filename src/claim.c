@@ -702,6 +702,7 @@ idem_try_claim(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	idem_require_columns(desc, lengthof(values));
 	read_arguments(fcinfo, &call);
 	read_lease_arguments(fcinfo, &call);
 	idem_claim_one(&call, "idem_try_claim()", &answer);

@@ -89,6 +89,7 @@ idem_cleanup_step(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	idem_require_columns(desc, lengthof(values));
 
 	if (!PG_ARGISNULL(1))
 		start = PG_GETARG_TIMESTAMPTZ(1);

@@ -149,6 +149,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &key);
 	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, LOOKUP_COLUMNS);
 	if (!idem_store_fetch(&key, GetActiveSnapshot(),
 						  IDEM_FINGERPRINT | IDEM_RESULT | IDEM_PROGRESS, &row))
 		return (Datum) 0;

@@ -25,6 +25,7 @@
 #include "utils/typcache.h"
 
 #include "blocker.h"
+#include "catalog.h"
 #include "holder.h"
 #include "sqlstate.h"
 #include "unsettled.h"
@@ -204,6 +205,7 @@ idem_lapsed(PG_FUNCTION_ARGS)
 	IdemUnsettled row;
 
 	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
 	if (limit == 0)
 		return (Datum) 0;
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
@@ -243,6 +245,7 @@ idem_unsettled_claims(PG_FUNCTION_ARGS)
 	IdemUnsettled row;
 
 	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
 	scan = idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
 	while (idem_store_unsettled_scan_next(scan, &row))
@@ -325,6 +328,7 @@ idem_held_keys(PG_FUNCTION_ARGS)
 	int			n;
 
 	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, HELD_COLUMNS);
 	n = idem_waiters(&waiters);
 	if (n < 0)
 		ereport(WARNING,

@@ -7,6 +7,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+use Client;
+
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->start;
@@ -86,6 +88,34 @@ set_version($own);
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'r')"),
 	't', 'and its own version is served');
 
+# A session has looked at the version already when an update declares a function with another
+# result. The library must not fill in a row of a shape that it does not know.
+my $session = Client->new($node);
+is($session->ask("SELECT idem_claim('u', 'r')"), 'f', 'a session knows the version');
+for my $function (
+	[ 'idem_try_claim', 'text, text, text, bytea, interval, interval, jsonb', q{'u', 'x', '', NULL, NULL, NULL, NULL}, 6 ],
+	[ 'idem_cleanup_step', 'int, timestamptz, timestamptz', 'NULL, NULL, NULL', 3 ],
+	[ 'idem_claim_many', 'text[], text[], text, bytea[], interval', q{'{u}', '{x}', '', NULL, NULL}, 3 ],
+	[ 'idem_lookup', 'text, text, text', q{'u', 'r', ''}, 7 ],
+	[ 'idem_lapsed', 'text, int', q{'', 10}, 6 ],
+	[ 'idem_unsettled_claims', '', '', 6 ],
+	[ 'idem_held_keys', '', '', 8 ])
+{
+	my ($name, $types, $arguments, $columns) = @$function;
+	my $set = $name =~ /try_claim|step/ ? '' : 'SETOF';
+
+	for my $declared ($columns - 1, $columns + 1)
+	{
+		my $result = join(', ', map { "OUT c$_ text" } 1 .. $declared);
+		$node->safe_psql('postgres', "CREATE FUNCTION another_$name(" . join(', ', grep { $_ } $types, $result) . qq{) RETURNS $set record
+			AS '\$libdir/idem', '$name' LANGUAGE C});
+		is($session->ask("SELECT * FROM another_$name($arguments)"), 'ERROR:  55000', "$name with $declared columns is refused");
+		$node->safe_psql('postgres', "DROP FUNCTION another_$name");
+	}
+}
+is($session->ask("SELECT idem_claim('u', 'x')"), 't', 'before it has done anything');
+$session->quit;
+
 # The SQL objects without the library, as after its package was removed
 $node->safe_psql('postgres', q{
 	UPDATE pg_proc SET probin = '$libdir/idem_removed' WHERE probin = '$libdir/idem'});
@@ -94,7 +124,7 @@ $err = error_of("SELECT idem_claim('u', 'r2')");
 like($err, qr/could not access file "(\$libdir\/)?idem_removed"/,
 	'without its library a claim fails');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem_claims"),
-	'1', 'the claims can still be read');
+	'2', 'the claims can still be read');
 $node->safe_psql('postgres', 'DROP EXTENSION idem');
 is( $node->safe_psql(
 		'postgres', "SELECT to_regclass('idem_claims') IS NULL"),
