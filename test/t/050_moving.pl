@@ -269,8 +269,9 @@ is(as('owner', 'earlier', $objects), as('owner', 'fresh', $objects), 'with the s
 
 # ----- under load -----
 
-# Four clients send each request several times, two of them with leases. They ignore errors, of
-# which each move causes some. So at the end each request is sent once more.
+# First the new version takes the place of the earlier one. Four clients send each request several
+# times, two of them with leases. They ignore errors, of which each move causes some. So at the end
+# each request is sent once more.
 
 sub busy
 {
@@ -278,7 +279,7 @@ sub busy
 }
 
 my $superuser = busy('SELECT current_user');
-is((run_script($portable, $superuser, 'busy'))[0], 0, 'load: the portable edition');
+is((run_script($node->basedir . '/earlier.sql', $superuser, 'busy'))[0], 0, 'load: the earlier version of the portable edition');
 busy(q{
 UPDATE idem_settings SET ttl = '2 hours', lease = '1500 ms', lease_max = '2 days', result_max_bytes = 2000, cleanup_batch_size = 7, scopes = 'declared';
 INSERT INTO idem_scopes (scope) VALUES ('');
@@ -327,7 +328,7 @@ CALL execute_leased(:request, $client, :token);
 		'<', \undef, '>', '/dev/null', '2>', $node->basedir . "/client_$client.err");
 }
 
-for my $to (qw(idem portable portable idem_portable idem_portable idem portable idem))
+for my $to (qw(portable idem portable portable idem_portable idem_portable idem portable idem))
 {
 	my $done = busy('SELECT count(*) FROM executions');
 	$node->poll_query_until('busy', "SELECT count(*) >= $done + 100 FROM executions")
