@@ -48,7 +48,7 @@ sub cluster
 
 	# What initdb does without these depends on the version.
 	$node->init(extra => [ '--data-checksums', '--encoding=UTF8', '--locale=C' ]);
-	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'\nidem.cleanup_interval = '50ms'");
+	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'\nidem.cleanup_interval = '50ms'\nlog_statement = none");
 	return $node;
 }
 
