@@ -28,6 +28,7 @@ DATA_built = sql/idem_portable--1.0.sql
 EXTRA_CLEAN = sql/idem-portable-plain.sql dist
 OBJS = \
 	src/idem.o \
+	src/start_worker.o \
 	src/launcher.o \
 	src/worker.o \
 	src/rescan.o \
@@ -58,6 +59,7 @@ OBJS = \
 	src/interval.o \
 	src/stats_sql.o \
 	src/stats.o \
+	src/shared.o \
 	src/catalog.o \
 	src/guc.o
 

@@ -513,6 +513,14 @@ $procedure$;
 COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(pg_catalog.int4) IS
 'operator: removes all claims that have expired by now, except those that another transaction has locked; commits after each batch';
 
+CREATE FUNCTION @extschema@.idem_start_worker()
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_start_worker'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_start_worker() IS
+'operator: where idem is not preloaded, from PostgreSQL 17 on: has workers clean this database until the server stops; false: they do already';
+
 -- ----- statistics -----
 
 CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
@@ -531,7 +539,8 @@ CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
 	OUT worker_pids pg_catalog.int4[],
 	OUT stats_reset pg_catalog.timestamptz,
 	OUT duration_bounds pg_catalog.float8[],
-	OUT batches_by_duration pg_catalog.int8[])
+	OUT batches_by_duration pg_catalog.int8[],
+	OUT shared_memory pg_catalog.text)
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
@@ -551,12 +560,15 @@ DO $block$
 DECLARE
 	cleaning constant pg_catalog.text := @extschema@.idem_stat_cleaning();
 BEGIN
-	IF cleaning OPERATOR(pg_catalog.<>) 'worker' THEN
+	IF NOT pg_catalog.starts_with(cleaning, 'worker') THEN
 		RAISE WARNING '%', cleaning
 			USING DETAIL = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
+				AND pg_catalog.strpos(cleaning, 'idem_start_worker') OPERATOR(pg_catalog.=) 0
 				THEN 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all(). No claim is counted: idem_stat_cleanup, idem_stat_claims and idem_metrics raise an error.'
 				ELSE 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all().' END,
-			HINT = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
+			HINT = CASE WHEN pg_catalog.strpos(cleaning, 'idem_start_worker') OPERATOR(pg_catalog.>) 0
+				THEN 'Call idem_start_worker(), which needs no restart and lasts until the next one; or add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
+				WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
 				THEN 'Add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
 				ELSE 'Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.' END;
 	END IF;
@@ -567,7 +579,7 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
 		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
 		last_error, last_error_at, worker_pids, stats_reset,
-		@extschema@.idem_stat_cleaning() AS cleaning
+		@extschema@.idem_stat_cleaning() AS cleaning, shared_memory
 	FROM @extschema@.idem_stat_cleanup_counters();
 
 COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
@@ -579,7 +591,8 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: none is known';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or why there is no worker for this database';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.shared_memory IS 'preloaded; or made on demand: what was counted before the first call since the server started is missing';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
@@ -819,6 +832,7 @@ DECLARE
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
+		'idem_start_worker',
 		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_claims_counters',
 		'idem_unsettled_claims', 'idem_held_keys'];
 	-- all but the token: only its holder may know it

@@ -246,7 +246,7 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
-				'idem_stat_cleaning', 'idem_unsettled_claims', 'idem_held_keys'])),
+				'idem_stat_cleaning', 'idem_unsettled_claims', 'idem_held_keys', 'idem_start_worker'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
 				'fingerprint', 'result', 'progress']),

@@ -20,6 +20,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
+#include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/backend_status.h"
 #include "utils/acl.h"
@@ -29,6 +30,10 @@
 
 #if PG_VERSION_NUM < 150000
 #error "idem needs PostgreSQL 15 or later"
+#endif
+
+#if PG_VERSION_NUM >= 170000
+#include "storage/dsm_registry.h"
 #endif
 
 /* 18: the module block carries a name and a version */
@@ -276,6 +281,63 @@ idem_wait_event(const char *name)
 	return WaitEventExtensionNew(name);
 #else
 	return PG_WAIT_EXTENSION;
+#endif
+}
+
+/*
+ * 17: GetNamedDSMSegment(); 19: its callback has a second argument.  Returns the segment of
+ * that name, at its address in this process.  The first caller makes it: init() fills it before
+ * others see it.  Raises if there is no room for it.
+ */
+#if PG_VERSION_NUM >= 170000
+#define IDEM_HAS_NAMED_SEGMENTS true
+#else
+#define IDEM_HAS_NAMED_SEGMENTS false
+#endif
+
+typedef void (*IdemInitSegment) (void *segment);
+
+#if PG_VERSION_NUM >= 190000
+static inline void
+idem_init_segment(void *segment, void *init)
+{
+	(*(IdemInitSegment *) init) (segment);
+}
+#endif
+
+static inline void *
+idem_named_segment(const char *name, Size size, IdemInitSegment init)
+{
+#if PG_VERSION_NUM >= 190000
+	bool		found;
+
+	return GetNamedDSMSegment(name, size, idem_init_segment, &found, &init);
+#elif PG_VERSION_NUM >= 170000
+	bool		found;
+
+	return GetNamedDSMSegment(name, size, init, &found);
+#else
+	elog(ERROR, "this server has no named segments");
+	return NULL;
+#endif
+}
+
+/* 19: a tranche of locks has its name in shared memory; before, each process registers it. */
+static inline int
+idem_lwlock_new_tranche(const char *name)
+{
+#if PG_VERSION_NUM >= 190000
+	return LWLockNewTrancheId(name);
+#else
+	return LWLockNewTrancheId();
+#endif
+}
+
+static inline void
+idem_lwlock_name_tranche(int tranche, const char *name)
+{
+#if PG_VERSION_NUM < 190000
+	LWLockRegisterTranche(tranche, name);
 #endif
 }
 

@@ -1,9 +1,10 @@
 /*
  * idem.c
- *	  Entry of the library: settings and callbacks; where it is preloaded, also shared
- *	  memory and the launcher of the cleanup workers.
+ *	  Entry of the library: settings, callbacks and shared memory; where it is preloaded,
+ *	  also the launcher of the cleanup workers.
  *
- * Without preload, everything works except the worker and the shared counters.
+ * Without preload no launcher starts by itself; and before PostgreSQL 17, there is no shared
+ * memory (shared.c).
  */
 #include "postgres.h"
 
@@ -15,6 +16,7 @@
 #include "held.h"
 #include "launcher.h"
 #include "policy.h"
+#include "shared.h"
 #include "sink.h"
 #include "stats.h"
 #include "store.h"
@@ -33,13 +35,13 @@ _PG_init(void)
 	idem_policy_init();
 	idem_held_init();
 	idem_sink_init();
-	idem_wait_init(process_shared_preload_libraries_in_progress);
-	idem_waiters_init(process_shared_preload_libraries_in_progress);
-	idem_stats_init_backend();
+	idem_wait_init();
+	idem_waiters_init();
+	idem_stats_init();
+	idem_shared_init(process_shared_preload_libraries_in_progress);
 
 	if (!process_shared_preload_libraries_in_progress)
 		return;
-	idem_stats_init();
 	/* No process of ours may work in the new cluster while pg_upgrade fills it. */
 	if (!IsBinaryUpgrade)
 		idem_launcher_register();

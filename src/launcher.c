@@ -20,6 +20,12 @@
  * restarted; it then starts one worker for each database.  It sees workers of a former
  * launcher by their pid in shared memory (stats.c).  That pid also keeps a second worker out
  * of a database if the launcher is wrong.
+ *
+ * A server that preloads the library starts the launcher, which cares for all databases.
+ * Elsewhere idem_start_worker() starts it (start_worker.c).  It then cares for the databases in
+ * which that function was called, and ends when none of them is left: each was dropped, or has
+ * lost the extension.  There is one such launcher in a server, so idem takes no more worker
+ * slots than with preload, however many databases are started.
  */
 #include "postgres.h"
 
@@ -35,6 +41,7 @@
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -48,6 +55,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "launcher.h"
+#include "shared.h"
 #include "stats.h"
 #include "worker.h"
 
@@ -96,6 +104,9 @@ static HTAB *databases = NULL;
 static MemoryContext wanted_context = NULL;
 static List *wanted_names = NIL;
 
+/* The library is preloaded. */
+static bool cares_for_all = false;
+
 static int	running_workers = 0;
 static TimestampTz no_slot_reported_at = DT_NOBEGIN;
 
@@ -117,27 +128,37 @@ init_background_worker(BackgroundWorker *worker, const char *function,
 	strlcpy(worker->bgw_type, type, BGW_MAXLEN);
 }
 
+static void
+init_launcher_worker(BackgroundWorker *worker)
+{
+	init_background_worker(worker, "idem_launcher_main", "idem launcher",
+						   LAUNCHER_RESTART_S);
+}
+
 void
 idem_launcher_register(void)
 {
 	BackgroundWorker worker;
 
-	init_background_worker(&worker, "idem_launcher_main", "idem launcher",
-						   LAUNCHER_RESTART_S);
+	init_launcher_worker(&worker);
 	RegisterBackgroundWorker(&worker);
+}
+
+bool
+idem_launcher_start(BackgroundWorkerHandle **handle)
+{
+	BackgroundWorker worker;
+
+	init_launcher_worker(&worker);
+	worker.bgw_notify_pid = MyProcPid;
+	return RegisterDynamicBackgroundWorker(&worker, handle);
 }
 
 /* ----- its databases ----- */
 
-/*
- * idem_stat_cleaning(): whether workers clean this database, and why not, for the views and
- * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
- * reload, and nothing of what the launcher knows.
- */
-Datum
-idem_stat_cleaning(PG_FUNCTION_ARGS)
+bool
+idem_launcher_names_database(void)
 {
-	const char *refusal = NULL;
 	List	   *names;
 	ListCell   *lc;
 	bool		is_named;
@@ -148,15 +169,33 @@ idem_stat_cleaning(PG_FUNCTION_ARGS)
 	foreach(lc, names)
 		is_named = is_named ||
 			strcmp(lfirst(lc), get_database_name(MyDatabaseId)) == 0;
+	return is_named;
+}
 
-	if (!idem_stats_are_kept())
+/*
+ * idem_stat_cleaning(): whether workers clean this database, and why not, for the views and
+ * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
+ * reload, and nothing of what the launcher knows.
+ */
+Datum
+idem_stat_cleaning(PG_FUNCTION_ARGS)
+{
+	const char *refusal = NULL;
+	bool		is_shared = idem_shared_use();
+
+	if (!is_shared)
 		refusal = "idem is not in shared_preload_libraries";
 	else if (RecoveryInProgress())
 		refusal = "this server is a standby, and the primary cleans";
-	else if (!is_named)
+	else if (!idem_launcher_names_database())
 		refusal = "idem.databases does not name it";
-	PG_RETURN_TEXT_P(cstring_to_text(refusal == NULL ? "worker" :
-									 psprintf("no worker for this database: %s",
+	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
+		PG_RETURN_TEXT_P(cstring_to_text("worker"));
+	else if (idem_stats_is_started(MyDatabaseId))
+		PG_RETURN_TEXT_P(cstring_to_text("worker, until the server stops"));
+	else
+		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("no worker for this database: %s",
 											  refusal)));
 }
 
@@ -191,6 +230,8 @@ list_database(Form_pg_database form)
 
 	if (!form->datallowconn || database_is_invalid_form(form) ||
 		!is_wanted(NameStr(form->datname)))
+		return;
+	if (!cares_for_all && !idem_stats_is_started(form->oid))
 		return;
 
 	db = hash_search(databases, &form->oid, HASH_ENTER, &found);
@@ -549,12 +590,18 @@ idem_launcher_main(Datum arg)
 
 	idem_worker_connect(InvalidOid, "idem launcher");
 	wait_event = idem_wait_event("IdemLauncherMain");
+	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
+	/* Two sessions can have started one each. */
+	if (!cares_for_all && !idem_stats_attach_launcher())
+		proc_exit(0);
 	init_launcher();
 
 	for (;;)
 	{
 		long		timeout = launcher_cycle();
 
+		if (!cares_for_all && running_workers == 0 && idem_stats_detach_launcher())
+			proc_exit(0);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 timeout, wait_event);

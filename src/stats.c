@@ -8,6 +8,12 @@
  *					A process that is connected to a database uses that database's slot
  *					without the lock: a slot is freed only after its database was dropped,
  *					and DROP DATABASE waits for all connections to end.
+ *	slot->started	the same lock; starts and starter too.
+ *	shared->launcher_pid	atomic.  The launcher of a server that has not preloaded us sets
+ *					it from 0 to its pid, and back to 0 when it ends.  It ends regularly
+ *					only under shared->lock, exclusively, while no database is started.  So
+ *					a session that starts one under that lock, and then sees a launcher,
+ *					knows that the launcher will see the database.
  *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
  *					idem_stats_begin_batch() resets it, under slot->mutex.
  *	slot->claims	atomics, each a counter of its own.
@@ -45,11 +51,14 @@
 #include "port/atomics.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
-#include "storage/shmem.h"
+#include "storage/procarray.h"
 #include "storage/spin.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "shared.h"
 #include "stats.h"
 
 /* Databases with the extension; statistics of more are not kept. */
@@ -63,6 +72,10 @@ const double idem_duration_bounds[IDEM_DURATION_BUCKETS] = {
 typedef struct DatabaseSlot
 {
 	Oid			database;		/* InvalidOid: free */
+	bool		started;		/* by idem_start_worker() */
+	uint32		starts;			/* how often it was called */
+	TransactionId starter;		/* the latest one that had written something: it may have
+								 * created the extension */
 	pg_atomic_uint64 claims[IDEM_CLAIM_COUNTERS];
 	pg_atomic_uint64 claimed;	/* earliest expiry of what was claimed since
 								 * the latest batch began; DT_NOEND: nothing */
@@ -72,7 +85,8 @@ typedef struct DatabaseSlot
 
 typedef struct SharedStats
 {
-	LWLock	   *lock;
+	LWLock		lock;
+	pg_atomic_uint32 launcher_pid;	/* 0: none */
 	bool		full_reported;	/* under lock */
 	DatabaseSlot slots[DATABASES_MAX];
 } SharedStats;
@@ -90,7 +104,7 @@ typedef struct PendingStats
 	IdemCleanupReport last_batch;
 } PendingStats;
 
-static SharedStats *shared = NULL;
+static SharedStats *shared = NULL;	/* after idem_shared_use() */
 
 /* This process's database.  Looked up once; see the rule on slot->database. */
 static DatabaseSlot *own_slot = NULL;
@@ -99,59 +113,42 @@ static bool own_slot_refused = false;
 /* Entries live in TopTransactionContext. */
 static PendingStats *pending = NULL;
 
-static shmem_request_hook_type prev_shmem_request_hook = NULL;
-static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
-
 /* ----- shared memory ----- */
 
-static void
-shmem_request(void)
+static Size
+stats_size(void)
 {
-	if (prev_shmem_request_hook)
-		prev_shmem_request_hook();
-	RequestAddinShmemSpace(MAXALIGN(sizeof(SharedStats)));
-	RequestNamedLWLockTranche("idem", 1);
+	return sizeof(SharedStats);
 }
 
 static void
-shmem_startup(void)
+init_stats(void *memory, int tranche)
 {
-	bool		found;
+	SharedStats *fresh = memory;
 
-	if (prev_shmem_startup_hook)
-		prev_shmem_startup_hook();
-
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	shared = ShmemInitStruct("idem", sizeof(SharedStats), &found);
-	if (!found)
+	memset(fresh, 0, sizeof(SharedStats));
+	LWLockInitialize(&fresh->lock, tranche);
+	pg_atomic_init_u32(&fresh->launcher_pid, 0);
+	for (int i = 0; i < DATABASES_MAX; i++)
 	{
-		memset(shared, 0, sizeof(SharedStats));
-		shared->lock = &GetNamedLWLockTranche("idem")->lock;
-		for (int i = 0; i < DATABASES_MAX; i++)
-		{
-			pg_atomic_init_u64(&shared->slots[i].claimed, (uint64) DT_NOEND);
-			for (int j = 0; j < IDEM_CLAIM_COUNTERS; j++)
-				pg_atomic_init_u64(&shared->slots[i].claims[j], 0);
-			SpinLockInit(&shared->slots[i].mutex);
-		}
+		pg_atomic_init_u64(&fresh->slots[i].claimed, (uint64) DT_NOEND);
+		for (int j = 0; j < IDEM_CLAIM_COUNTERS; j++)
+			pg_atomic_init_u64(&fresh->slots[i].claims[j], 0);
+		SpinLockInit(&fresh->slots[i].mutex);
 	}
-	LWLockRelease(AddinShmemInitLock);
 }
 
-void
-idem_stats_init(void)
+static void
+use_stats(void *memory)
 {
-	prev_shmem_request_hook = shmem_request_hook;
-	shmem_request_hook = shmem_request;
-	prev_shmem_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = shmem_startup;
+	shared = memory;
 }
 
 /* InvalidOid finds a free slot. */
 static DatabaseSlot *
 find_slot(Oid database)
 {
-	Assert(LWLockHeldByMe(shared->lock));
+	Assert(LWLockHeldByMe(&shared->lock));
 	for (int i = 0; i < DATABASES_MAX; i++)
 		if (shared->slots[i].database == database)
 			return &shared->slots[i];
@@ -161,15 +158,33 @@ find_slot(Oid database)
 static void
 init_slot(DatabaseSlot *slot, Oid database)
 {
-	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
+	Assert(LWLockHeldByMeInMode(&shared->lock, LW_EXCLUSIVE));
 	Assert(!OidIsValid(slot->database));
 	memset(&slot->cleanup, 0, sizeof(slot->cleanup));
 	slot->cleanup.oldest = DT_NOEND;
 	slot->cleanup.marks = IDEM_NO_MARKS;
+	slot->started = false;
+	slot->starts = 0;
+	slot->starter = InvalidTransactionId;
 	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
 		pg_atomic_write_u64(&slot->claims[i], 0);
 	pg_atomic_write_u64(&slot->claimed, (uint64) DT_NOEND);
 	slot->database = database;
+}
+
+/* Where no launcher does it: frees the slots of databases that were dropped. */
+static void
+forget_dropped_databases(void)
+{
+	List	   *databases = idem_stats_get_databases();
+	ListCell   *lc;
+
+	/* Otherwise the cache may not know a database that was created a moment ago. */
+	AcceptInvalidationMessages();
+	foreach(lc, databases)
+		if (!SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(lfirst_oid(lc))))
+			idem_stats_forget_database(lfirst_oid(lc));
+	list_free(databases);
 }
 
 /* Returns NULL if no slot is free. */
@@ -177,9 +192,16 @@ static DatabaseSlot *
 create_slot(Oid database)
 {
 	DatabaseSlot *slot;
+	bool		is_full;
 	bool		report = false;
 
-	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	is_full = find_slot(InvalidOid) == NULL;
+	LWLockRelease(&shared->lock);
+	if (is_full && IsTransactionState())
+		forget_dropped_databases();
+
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	slot = find_slot(database);
 	if (slot == NULL && (slot = find_slot(InvalidOid)) != NULL)
 		init_slot(slot, database);
@@ -188,7 +210,7 @@ create_slot(Oid database)
 		report = !shared->full_reported;
 		shared->full_reported = true;
 	}
-	LWLockRelease(shared->lock);
+	LWLockRelease(&shared->lock);
 
 	if (report)
 		ereport(LOG,
@@ -198,19 +220,19 @@ create_slot(Oid database)
 }
 
 /*
- * The slot of this process's database, or NULL.  Raises nothing, because it is called after
- * a commit.
+ * The slot of this process's database, or NULL.  Raises nothing outside of a transaction,
+ * because it is called after a commit.
  */
 static DatabaseSlot *
 get_own_slot(bool create)
 {
-	if (own_slot != NULL || shared == NULL || own_slot_refused ||
-		!OidIsValid(MyDatabaseId))
+	if (own_slot != NULL || own_slot_refused || !OidIsValid(MyDatabaseId) ||
+		!idem_shared_use())
 		return own_slot;
 
-	LWLockAcquire(shared->lock, LW_SHARED);
+	LWLockAcquire(&shared->lock, LW_SHARED);
 	own_slot = find_slot(MyDatabaseId);
-	LWLockRelease(shared->lock);
+	LWLockRelease(&shared->lock);
 	if (own_slot == NULL && create)
 	{
 		own_slot = create_slot(MyDatabaseId);
@@ -314,6 +336,8 @@ push_pending(int nest_level)
 	entry->claimed = DT_NOEND;
 	entry->upper = pending;
 	pending = entry;
+	/* Not only at the commit: to find room for it can take a look at the catalog. */
+	(void) get_own_slot(true);
 	return entry;
 }
 
@@ -333,7 +357,7 @@ idem_stats_count_claim(TimestampTz expires_at)
 {
 	PendingStats *entry;
 
-	if (shared == NULL)
+	if (!idem_shared_use())
 		return;
 	entry = current_pending();
 	entry->nclaimed++;
@@ -374,14 +398,14 @@ idem_stats_count_lost_lease(void)
 void
 idem_stats_count_reclaim(void)
 {
-	if (shared != NULL)
+	if (idem_shared_use())
 		current_pending()->nreclaimed++;
 }
 
 void
 idem_stats_count_healed(void)
 {
-	if (shared != NULL)
+	if (idem_shared_use())
 		current_pending()->nhealed++;
 }
 
@@ -390,7 +414,7 @@ idem_stats_count_cleanup(const IdemCleanupReport *report)
 {
 	PendingStats *entry;
 
-	if (shared == NULL)
+	if (!idem_shared_use())
 		return;
 	entry = current_pending();
 	if (entry->cleanup == NULL)
@@ -502,10 +526,17 @@ at_subxact_end(SubXactEvent event, SubTransactionId subid,
 }
 
 void
-idem_stats_init_backend(void)
+idem_stats_init(void)
 {
+	static const IdemSharedPart part = {
+		.size = stats_size,
+		.init = init_stats,
+		.use = use_stats
+	};
+
 	RegisterXactCallback(at_xact_end, NULL);
 	RegisterSubXactCallback(at_subxact_end, NULL);
+	idem_shared_add(&part);
 }
 
 /* ----- the worker ----- */
@@ -605,6 +636,115 @@ idem_stats_publish_run(void)
 	SpinLockRelease(&slot->mutex);
 }
 
+/* ----- databases that an operator has started ----- */
+
+/* before_shmem_exit callback */
+static void
+detach_launcher(int code, Datum arg)
+{
+	uint32		pid = MyProcPid;
+
+	(void) pg_atomic_compare_exchange_u32(&shared->launcher_pid, &pid, 0);
+}
+
+bool
+idem_stats_attach_launcher(void)
+{
+	uint32		none = 0;
+
+	if (!pg_atomic_compare_exchange_u32(&shared->launcher_pid, &none, MyProcPid))
+		return false;
+	before_shmem_exit(detach_launcher, (Datum) 0);
+	return true;
+}
+
+bool
+idem_stats_detach_launcher(void)
+{
+	bool		is_needed = false;
+
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < DATABASES_MAX; i++)
+		if (OidIsValid(shared->slots[i].database) && shared->slots[i].started)
+			is_needed = true;
+	if (!is_needed)
+		detach_launcher(0, (Datum) 0);
+	LWLockRelease(&shared->lock);
+	return !is_needed;
+}
+
+pid_t
+idem_stats_launcher_pid(void)
+{
+	return pg_atomic_read_u32(&shared->launcher_pid);
+}
+
+bool
+idem_stats_start_database(IdemStart *start)
+{
+	DatabaseSlot *slot = get_own_slot(true);
+	TransactionId xid = GetTopTransactionIdIfAny();
+
+	if (slot == NULL)
+		return false;
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	start->is_repeated = slot->started;
+	start->starts = ++slot->starts;
+	start->launcher_pid = idem_stats_launcher_pid();
+	slot->started = true;
+	if (TransactionIdIsValid(xid))
+		slot->starter = xid;
+	LWLockRelease(&shared->lock);
+	return true;
+}
+
+bool
+idem_stats_is_started(Oid database)
+{
+	DatabaseSlot *slot;
+	bool		is_started;
+
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	slot = find_slot(database);
+	is_started = slot != NULL && slot->started;
+	LWLockRelease(&shared->lock);
+	return is_started;
+}
+
+uint32
+idem_stats_get_starts(void)
+{
+	DatabaseSlot *slot = get_own_slot(false);
+	TransactionId starter;
+	uint32		starts;
+
+	if (slot == NULL)
+		return 0;
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	starter = slot->starter;
+	starts = slot->started ? slot->starts : 0;
+	LWLockRelease(&shared->lock);
+	if (TransactionIdIsValid(starter) && TransactionIdIsInProgress(starter))
+		return 0;
+	return starts;
+}
+
+void
+idem_stats_stop_database(uint32 starts)
+{
+	DatabaseSlot *slot = get_own_slot(false);
+
+	if (slot == NULL || starts == 0)
+		return;
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	if (slot->starts == starts)
+	{
+		slot->started = false;
+		slot->starter = InvalidTransactionId;
+	}
+	LWLockRelease(&shared->lock);
+}
+
 /* ----- reading ----- */
 
 static void
@@ -619,21 +759,11 @@ copy_stats(DatabaseSlot *slot, IdemCleanupStats *stats)
 	stats->oldest = Min(stats->oldest, claimed);
 }
 
-bool
-idem_stats_are_kept(void)
-{
-	return shared != NULL;
-}
-
-/* For SQL functions: NULL if there is no room; raises 55000 without preload. */
+/* For SQL functions: NULL if there is no room; raises 55000 without shared memory. */
 static DatabaseSlot *
 require_own_slot(void)
 {
-	if (shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("idem must be loaded via \"shared_preload_libraries\" to keep statistics"),
-				 errhint("Add idem to shared_preload_libraries and restart the server.")));
+	idem_shared_require("keep statistics");
 	return get_own_slot(true);
 }
 
@@ -674,11 +804,11 @@ idem_stats_read_database(Oid database, IdemCleanupStats *stats)
 	DatabaseSlot *slot;
 
 	*stats = (IdemCleanupStats) {.oldest = DT_NOEND, .marks = IDEM_NO_MARKS};
-	LWLockAcquire(shared->lock, LW_SHARED);
+	LWLockAcquire(&shared->lock, LW_SHARED);
 	slot = find_slot(database);
 	if (slot != NULL)
 		copy_stats(slot, stats);
-	LWLockRelease(shared->lock);
+	LWLockRelease(&shared->lock);
 	return slot != NULL;
 }
 
@@ -687,11 +817,11 @@ idem_stats_get_databases(void)
 {
 	List	   *databases = NIL;
 
-	LWLockAcquire(shared->lock, LW_SHARED);
+	LWLockAcquire(&shared->lock, LW_SHARED);
 	for (int i = 0; i < DATABASES_MAX; i++)
 		if (OidIsValid(shared->slots[i].database))
 			databases = lappend_oid(databases, shared->slots[i].database);
-	LWLockRelease(shared->lock);
+	LWLockRelease(&shared->lock);
 	return databases;
 }
 
@@ -700,12 +830,12 @@ idem_stats_forget_database(Oid database)
 {
 	DatabaseSlot *slot;
 
-	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	slot = find_slot(database);
 	if (slot != NULL)
 	{
 		slot->database = InvalidOid;
 		shared->full_reported = false;
 	}
-	LWLockRelease(shared->lock);
+	LWLockRelease(&shared->lock);
 }

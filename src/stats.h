@@ -2,8 +2,8 @@
  * stats.h
  *	  Each database's statistics in shared memory, and the marks of its worker.
  *
- * Without preload there is no shared memory: nothing is counted, and the functions that
- * read say so.
+ * Where there is no shared memory (shared.h), nothing is counted, and the functions that read
+ * say so.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
@@ -13,11 +13,8 @@
 
 #include "catalog.h"
 
-/* Asks for shared memory.  Only while shared_preload_libraries are loaded. */
+/* Once a backend, before idem_shared_init() */
 extern void idem_stats_init(void);
-
-/* Registers the transaction callbacks. */
-extern void idem_stats_init_backend(void);
 
 /* ----- claims ----- */
 
@@ -111,6 +108,45 @@ extern bool idem_stats_publish_error(const char *message);
 /* The worker's run came to a regular end. */
 extern void idem_stats_publish_run(void);
 
+/* ----- databases that an operator has started: idem_start_worker() ----- */
+
+/*
+ * Where the library is not preloaded, this process becomes the server's launcher until it
+ * ends.  False: the server has one.
+ */
+extern bool idem_stats_attach_launcher(void);
+
+/* False: some database is started, so the launcher has to stay. */
+extern bool idem_stats_detach_launcher(void);
+
+/* 0: none */
+extern pid_t idem_stats_launcher_pid(void);
+
+typedef struct IdemStart
+{
+	bool		is_repeated;	/* the database was started before */
+	uint32		starts;			/* how often it has been */
+	pid_t		launcher_pid;	/* of the launcher, which stays as long as the database is
+								 * started; 0: there is none */
+} IdemStart;
+
+/* Starts this database.  False: shared memory has no room for its statistics. */
+extern bool idem_stats_start_database(IdemStart *start);
+extern bool idem_stats_is_started(Oid database);
+
+/*
+ * How often this database was started.  0: it is not, or the transaction that started it still
+ * runs, and may have created the extension.
+ */
+extern uint32 idem_stats_get_starts(void);
+
+/*
+ * Stops this database, unless it was started again.  starts: what was known before you looked
+ * for the extension in vain.  Otherwise a session that creates the extension meanwhile, and
+ * starts the database, would find it stopped.
+ */
+extern void idem_stats_stop_database(uint32 starts);
+
 /* ----- reading ----- */
 
 #define IDEM_DURATION_BUCKETS 14
@@ -154,15 +190,12 @@ typedef struct IdemCleanupStats
 
 /*
  * A copy of this database's statistics.  False: shared memory has no room for them.  Raises
- * 55000 without preload.  claims: an array of IDEM_CLAIM_COUNTERS; or NULL.
+ * 55000 without shared memory.  claims: an array of IDEM_CLAIM_COUNTERS; or NULL.
  */
 extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
 
-/* Zeroes this database's counters.  Raises 55000 without preload. */
+/* Zeroes this database's counters.  Raises 55000 without shared memory. */
 extern void idem_stats_reset(void);
-
-/* False without preload: there are no statistics and no workers. */
-extern bool idem_stats_are_kept(void);
 
 /* A copy of any database's.  False: it has none; the copy says that nothing happened. */
 extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);

@@ -17,6 +17,7 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
+#include "shared.h"
 #include "stats.h"
 
 PG_FUNCTION_INFO_V1(idem_stat_cleanup_counters);
@@ -61,6 +62,14 @@ make_row(FunctionCallInfo fcinfo, int columns, Datum *values, bool *nulls)
 											 nulls));
 }
 
+/* What is in effect, and why */
+static const char *
+shared_memory(void)
+{
+	return idem_shared_state == IDEM_SHARED_PRELOADED ? "preloaded" :
+		"made on demand: idem is not in shared_preload_libraries";
+}
+
 /* idem_stat_cleanup_counters() */
 Datum
 idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
@@ -69,7 +78,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 	{
 		ROWS_DELETED, BATCHES, LAST_SECONDS, TOTAL_SECONDS, MAX_SECONDS,
 		OLDEST_EXPIRED_AGE, BACKLOG, ROWS_UNKNOWN, LAST_RUN, ERRORS, LAST_ERROR,
-		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS, COLUMNS
+		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS, SHARED_MEMORY, COLUMNS
 	};
 	IdemCleanupStats stats;
 	Datum		values[COLUMNS] = {0};
@@ -111,6 +120,7 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 		values[BUCKET_BOUNDS] = make_array(bounds, IDEM_DURATION_BUCKETS,
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
+		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }

@@ -334,7 +334,7 @@ idem_held_keys(PG_FUNCTION_ARGS)
 		ereport(WARNING,
 				(errmsg("idem must be loaded via \"shared_preload_libraries\" to know who waits"),
 				 errdetail("Only leases are listed, without their waiters."),
-				 errhint("Add idem to shared_preload_libraries and restart the server.")));
+				 errhint("Add idem to shared_preload_libraries and restart the server. PostgreSQL 17 and later need no restart for it.")));
 	put_leases(rsinfo, n < 0 ? -1 : 0);
 	for (int i = 0; i < n; i++)
 	{

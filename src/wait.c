@@ -23,8 +23,8 @@
  * sleepers of that variable after its commit.  A wake-up only tells the waiter to look at
  * the row again.  The waiter also does so when the lease ends, and at least once a second.
  * So a wake-up that is lost (by a crash, a prepared transaction, or a commit on another
- * server) costs a second and nothing else.  Without preload there is no such variable: the
- * waiter looks again after pauses that double.
+ * server) costs a second and nothing else.  Without shared memory (shared.c) there is no such
+ * variable: the waiter looks again after pauses that double.
  */
 #include "postgres.h"
 
@@ -38,13 +38,11 @@
 #include "pgstat.h"
 #include "portability/instr_time.h"
 #include "storage/condition_variable.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
-#include "storage/shmem.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -54,6 +52,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "interval.h"
+#include "shared.h"
 #include "sqlstate.h"
 #include "wait.h"
 #include "waiters.h"
@@ -64,21 +63,18 @@
 /* Longest time between two looks at a lease */
 #define LEASE_LOOK_MS 1000
 
-/* The same without preload: the first time, and the longest */
+/* The same without shared memory: the first time, and the longest */
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
 /* The shortest lock_timeout, for a caller that does not want to wait */
 #define LOCK_TIMEOUT_MIN_MS 1
 
-static ConditionVariable *lease_channels = NULL;	/* NULL: not preloaded */
+static ConditionVariable *lease_channels = NULL;	/* after idem_shared_use() */
 static uint32 lease_wait_event = 0;
 
 /* Channels to broadcast when this transaction commits */
 static Bitmapset *wake_channels = NULL;
-
-static shmem_request_hook_type next_shmem_request = NULL;
-static shmem_startup_hook_type next_shmem_startup = NULL;
 
 int64
 idem_monotonic_us(void)
@@ -403,7 +399,7 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 	 * The first call only puts this process into the queue and returns at once.  A lease
 	 * that was settled before that wakes nobody; the caller's next look sees it.
 	 */
-	if (lease_channels != NULL)
+	if (idem_shared_use())
 		(void) ConditionVariableTimedSleep(&lease_channels[lease_channel(key)],
 										   timeout_ms, lease_wait_event);
 	else
@@ -423,7 +419,7 @@ idem_wake_at_commit(const IdemKey *key)
 {
 	MemoryContext caller;
 
-	if (lease_channels == NULL)
+	if (!idem_shared_use())
 		return;
 	caller = MemoryContextSwitchTo(TopTransactionContext);
 	wake_channels = bms_add_member(wake_channels, lease_channel(key));
@@ -452,38 +448,38 @@ end_transaction(XactEvent event, void *arg)
 	}
 }
 
-static void
-request_shmem(void)
+/* ----- shared memory ----- */
+
+static Size
+channels_size(void)
 {
-	if (next_shmem_request != NULL)
-		next_shmem_request();
-	RequestAddinShmemSpace(LEASE_CHANNELS * sizeof(ConditionVariable));
+	return LEASE_CHANNELS * sizeof(ConditionVariable);
 }
 
 static void
-start_shmem(void)
+init_channels(void *memory, int tranche)
 {
-	bool		found;
+	ConditionVariable *channels = memory;
 
-	if (next_shmem_startup != NULL)
-		next_shmem_startup();
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	lease_channels = ShmemInitStruct("idem leases",
-									 LEASE_CHANNELS * sizeof(ConditionVariable),
-									 &found);
-	for (int i = 0; !found && i < LEASE_CHANNELS; i++)
-		ConditionVariableInit(&lease_channels[i]);
-	LWLockRelease(AddinShmemInitLock);
+	for (int i = 0; i < LEASE_CHANNELS; i++)
+		ConditionVariableInit(&channels[i]);
+}
+
+static void
+use_channels(void *memory)
+{
+	lease_channels = memory;
 }
 
 void
-idem_wait_init(bool preloaded)
+idem_wait_init(void)
 {
+	static const IdemSharedPart part = {
+		.size = channels_size,
+		.init = init_channels,
+		.use = use_channels
+	};
+
 	RegisterXactCallback(end_transaction, NULL);
-	if (!preloaded)
-		return;
-	next_shmem_request = shmem_request_hook;
-	shmem_request_hook = request_shmem;
-	next_shmem_startup = shmem_startup_hook;
-	shmem_startup_hook = start_shmem;
+	idem_shared_add(&part);
 }

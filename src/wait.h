@@ -73,7 +73,7 @@ extern void idem_wake_at_commit(const IdemKey *key);
 
 extern int64 idem_monotonic_us(void);
 
-/* Once a backend; with shared memory where the library is preloaded */
-extern void idem_wait_init(bool preloaded);
+/* Once a backend, before idem_shared_init() */
+extern void idem_wait_init(void);
 
 #endif							/* IDEM_WAIT_H */

@@ -15,13 +15,11 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
-#include "storage/lwlock.h"
 #include "storage/proc.h"
-#include "storage/shmem.h"
 #include "storage/spin.h"
 
 #include "compat.h"
+#include "shared.h"
 #include "waiters.h"
 
 #define KEY_PARTS 3
@@ -39,11 +37,8 @@ typedef struct WaiterSlot
 StaticAssertDecl(IDEM_KEY_PART_BYTES_MAX <= PG_UINT8_MAX,
 				 "the length of a part of a key must fit into a byte");
 
-static WaiterSlot *slots = NULL;	/* NULL: not preloaded */
+static WaiterSlot *slots = NULL;	/* after idem_shared_use() */
 static bool waits = false;
-
-static shmem_request_hook_type next_shmem_request = NULL;
-static shmem_startup_hook_type next_shmem_startup = NULL;
 
 void
 idem_waiter_begin(const IdemKey *key, TransactionId xid)
@@ -57,7 +52,7 @@ idem_waiter_begin(const IdemKey *key, TransactionId xid)
 	WaiterSlot *slot;
 	char	   *end = fresh.key;
 
-	if (slots == NULL)
+	if (!idem_shared_use())
 		return;
 	for (int i = 0; i < KEY_PARTS; i++)
 	{
@@ -104,8 +99,9 @@ idem_waiters(IdemWaiter **waiters)
 {
 	int			n = 0;
 
-	if (slots == NULL)
+	if (idem_shared_state == IDEM_SHARED_NONE)
 		return -1;
+	idem_shared_require("know who waits");
 	*waiters = palloc(MaxBackends * sizeof(IdemWaiter));
 	for (int i = 0; i < MaxBackends; i++)
 	{
@@ -143,41 +139,40 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 		idem_waiter_end();
 }
 
-static void
-request_shmem(void)
+static Size
+slots_size(void)
 {
-	if (next_shmem_request != NULL)
-		next_shmem_request();
-	RequestAddinShmemSpace(MaxBackends * sizeof(WaiterSlot));
+	return MaxBackends * sizeof(WaiterSlot);
 }
 
 static void
-start_shmem(void)
+init_slots(void *memory, int tranche)
 {
-	bool		found;
+	WaiterSlot *fresh = memory;
 
-	if (next_shmem_startup != NULL)
-		next_shmem_startup();
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	slots = ShmemInitStruct("idem waiters", MaxBackends * sizeof(WaiterSlot),
-							&found);
-	for (int i = 0; !found && i < MaxBackends; i++)
+	for (int i = 0; i < MaxBackends; i++)
 	{
-		SpinLockInit(&slots[i].mutex);
-		slots[i].database = InvalidOid;
+		SpinLockInit(&fresh[i].mutex);
+		fresh[i].database = InvalidOid;
 	}
-	LWLockRelease(AddinShmemInitLock);
+}
+
+static void
+use_slots(void *memory)
+{
+	slots = memory;
 }
 
 void
-idem_waiters_init(bool preloaded)
+idem_waiters_init(void)
 {
-	if (!preloaded)
-		return;
+	static const IdemSharedPart part = {
+		.size = slots_size,
+		.init = init_slots,
+		.use = use_slots
+	};
+
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
-	next_shmem_request = shmem_request_hook;
-	shmem_request_hook = request_shmem;
-	next_shmem_startup = shmem_startup_hook;
-	shmem_startup_hook = start_shmem;
+	idem_shared_add(&part);
 }

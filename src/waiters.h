@@ -18,15 +18,15 @@ typedef struct IdemWaiter
 /*
  * This process sleeps until it has been woken up for the key: tell the others.  A call that
  * ends the sleep takes it back, and so does the end of the transaction or subtransaction.
- * Both do nothing without preload.
+ * Both do nothing without shared memory.
  */
 extern void idem_waiter_begin(const IdemKey *key, TransactionId xid);
 extern void idem_waiter_end(void);
 
-/* The waiters of this database, palloc'd; -1: not known, for want of preload */
+/* The waiters of this database, palloc'd; -1: not known, for want of shared memory */
 extern int	idem_waiters(IdemWaiter **waiters);
 
-/* Once a backend; with shared memory where the library is preloaded */
-extern void idem_waiters_init(bool preloaded);
+/* Once a backend, before idem_shared_init() */
+extern void idem_waiters_init(void);
 
 #endif							/* IDEM_WAITERS_H */

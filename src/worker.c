@@ -44,6 +44,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "rescan.h"
+#include "shared.h"
 #include "stats.h"
 #include "store.h"
 #include "worker.h"
@@ -83,6 +84,7 @@ idem_worker_connect(Oid database, const char *name)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
+	idem_shared_require("clean");
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	pgstat_report_appname(name);
 
@@ -144,6 +146,8 @@ must_leave_database(void)
 static bool
 may_run_batch(void)
 {
+	uint32		starts = idem_stats_get_starts();
+
 	Assert(IsTransactionState());
 	if (must_leave_database())
 	{
@@ -156,6 +160,7 @@ may_run_batch(void)
 			return idem_stats_attach_worker();
 		case EXTENSION_ABSENT:
 			idem_stats_publish_absent();
+			idem_stats_stop_database(starts);
 			return false;
 		case EXTENSION_BUSY:
 			elog(DEBUG1, "leaving: another session drops the extension");

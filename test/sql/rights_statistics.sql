@@ -22,7 +22,7 @@ GROUP BY r, relname ORDER BY relname COLLATE "C", r COLLATE "C";
 SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app', objid, 'EXECUTE') AS app,
 	has_function_privilege('regress_idem_operator', objid, 'EXECUTE') AS operator
 FROM pg_depend d JOIN pg_extension e ON refobjid = e.oid JOIN pg_proc p ON p.oid = objid
-WHERE extname = 'idem' AND classid = 'pg_proc'::regclass AND d.deptype = 'e' AND proname ~ '_stat_|_scopes_|_rights|_promise|_unsettled_|_held_'
+WHERE extname = 'idem' AND classid = 'pg_proc'::regclass AND d.deptype = 'e' AND proname ~ '_stat_|_scopes_|_rights|_promise|_unsettled_|_held_|_start_worker'
 ORDER BY p.proname COLLATE "C", p.pronargs;
 
 DROP OWNED BY regress_idem_app, regress_idem_operator;

@@ -34,7 +34,8 @@ like($err, qr/HINT: +Run CREATE EXTENSION idem/, 'and what to do');
 
 # SQL objects of a version that the library does not support
 (undef, undef, $err) = $node->psql('postgres', 'CREATE EXTENSION idem');
-like($err, qr/WARNING:  no worker for this database: idem is not in shared_preload_libraries\n.*idem_cleanup_all\(\).*HINT:  Add idem to shared/s,
+my $hint = $node->pg_version < 17 ? 'Add idem to shared' : 'Call idem_start_worker\(\)';
+like($err, qr/WARNING:  no worker for this database: idem is not in shared_preload_libraries\b.*\n.*idem_cleanup_all\(\).*HINT:  $hint/s,
 	'without preload, CREATE EXTENSION says what will not happen');
 my $own = $node->safe_psql('postgres',
 	"SELECT default_version FROM pg_available_extensions WHERE name = 'idem'");

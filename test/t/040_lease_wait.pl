@@ -83,7 +83,7 @@ my %ways = (
 	},
 );
 
-# Without preloading a waiter polls, and can be seen between two wait events.
+# Without shared memory a waiter polls, and can be seen between two wait events.
 sub wait_for_waiters
 {
 	my ($node, $n, $event, $preloaded) = @_;
@@ -160,7 +160,7 @@ sub test_burst
 
 sub test_server
 {
-	my ($name, $preloaded) = @_;
+	my ($name, $preloaded) = @_;	# without it there is shared memory from PostgreSQL 17 on
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init;
