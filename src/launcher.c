@@ -103,6 +103,7 @@ static HTAB *databases = NULL;
 /* idem.databases as of the latest reload, in a context that each reload resets */
 static MemoryContext wanted_context = NULL;
 static List *wanted_names = NIL;
+static bool wanted_names_checked;	/* each names a database, or was reported */
 
 /* The library is preloaded. */
 static bool cares_for_all = false;
@@ -209,6 +210,25 @@ read_wanted_names(void)
 	old_context = MemoryContextSwitchTo(wanted_context);
 	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &wanted_names);
 	MemoryContextSwitchTo(old_context);
+	wanted_names_checked = false;
+}
+
+/* A misspelt name would leave a database uncleaned without a word.  Reported once after a
+ * start or a reload, because the database may be created later. */
+static void
+report_missing_names(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, wanted_names)
+		if (!wanted_names_checked &&
+			!OidIsValid(get_database_oid(lfirst(lc), true)))
+			ereport(WARNING,
+					(errcode(ERRCODE_UNDEFINED_DATABASE),
+					 errmsg("database \"%s\", which idem.databases names, does not exist",
+							(char *) lfirst(lc)),
+					 errdetail("Expired claims are removed there once it exists, and in no database that idem.databases does not name.")));
+	wanted_names_checked = true;
 }
 
 static bool
@@ -538,6 +558,7 @@ launcher_cycle(void)
 	(void) GetTransactionSnapshot();
 	reap_workers();
 	refresh_databases();
+	report_missing_names();
 	follow_clock(now);
 	slots_free = start_due_workers(now);
 	CommitTransactionCommand();
