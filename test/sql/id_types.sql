@@ -20,6 +20,8 @@ SELECT p.prosecdef, p.proconfig, obj_description(p.oid, 'pg_proc') FROM pg_temp.
 WHERE o.proname = 'idem_claim' AND o.user_type::text || o.request_type <> 'texttext';
 
 -- The planner puts the function for text in the place of the other one.
+-- Without the query's number, which it has where pg_stat_statements is loaded
+SET compute_query_id = off;
 EXPLAIN (VERBOSE, COSTS OFF) SELECT idem_claim(1, '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01'::uuid, wait => '0') AS claimed;
 EXPLAIN (VERBOSE, COSTS OFF) SELECT idem_complete(1::bigint, 'r', '{}'), idem_status('0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01'::uuid, 'r');
 
