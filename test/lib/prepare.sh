@@ -178,6 +178,28 @@ install_without_service()
 	)
 }
 
+# Installs other extensions, beside which tap tries idem. Debian has them for servers of its own
+# only, and not for each version: where one is missing, its test is skipped.
+prepare_for_tap()
+{
+	local libraries packages=() package server
+
+	server=${bindir#/usr/lib/postgresql/}
+	server=${server%/bin}
+	libraries=$("$pg_config" --pkglibdir)
+	[[ $server =~ ^[0-9]+$ ]] && command -v apt-get >/dev/null || return 0
+	for package in cron/pg_cron pgaudit/pgaudit repack/pg_repack set-user/set_user; do
+		[ -e "$libraries/${package#*/}.so" ] || packages+=("postgresql-$server-${package%/*}")
+	done
+	[ "${#packages[@]}" -gt 0 ] || return 0
+	(apt update) || true
+	for package in "${packages[@]}"; do
+		if apt-cache show "$package" >/dev/null 2>&1; then
+			(install_packages "$package") || true
+		fi
+	done
+}
+
 # Installs what the examples need besides the server. A Node that is not Debian's conflicts with
 # Debian's node-pg, but has npm: see install_node_modules.
 prepare_for_examples()
