@@ -58,8 +58,10 @@ OBJS = \
 	src/key.o \
 	src/interval.o \
 	src/stats_sql.o \
+	src/backlog.o \
 	src/stats.o \
 	src/shared.o \
+	src/scope_stats.o \
 	src/catalog.o \
 	src/guc.o
 

@@ -540,6 +540,9 @@ CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
 	OUT stats_reset pg_catalog.timestamptz,
 	OUT duration_bounds pg_catalog.float8[],
 	OUT batches_by_duration pg_catalog.int8[],
+	OUT backlog_since pg_catalog.timestamptz,
+	OUT backlog_rows_deleted pg_catalog.int8,
+	OUT backlog_done pg_catalog.float8,
 	OUT shared_memory pg_catalog.text)
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
@@ -554,6 +557,14 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION @extschema@.idem_stat_cleaning() IS
 'for the view idem_stat_cleanup: who cleans this database';
+
+CREATE FUNCTION @extschema@.idem_stat_launcher()
+RETURNS pg_catalog.int4
+AS 'MODULE_PATHNAME', 'idem_stat_launcher'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_launcher() IS
+'for the view idem_stat_cleanup: pid of the process that starts the workers';
 
 -- Says what will not happen.  A WARNING: CREATE EXTENSION hides every NOTICE of its script.
 DO $block$
@@ -579,8 +590,11 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
 		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
 		last_error, last_error_at, worker_pids, stats_reset,
-		@extschema@.idem_stat_cleaning() AS cleaning, shared_memory
-	FROM @extschema@.idem_stat_cleanup_counters();
+		CASE WHEN c.cleaning OPERATOR(pg_catalog.^@) 'worker' AND c.launcher_pid IS NULL
+			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
+		c.launcher_pid, backlog_since, backlog_rows_deleted, backlog_done, shared_memory
+	FROM @extschema@.idem_stat_cleanup_counters(),
+		(SELECT @extschema@.idem_stat_cleaning(), @extschema@.idem_stat_launcher()) AS c (cleaning, launcher_pid);
 
 COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
 'statistics of removing expired claims in this database, by the worker and by sessions';
@@ -593,12 +607,65 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.shared_memory IS 'preloaded; or made on demand: what was counted before the first call since the server started is missing';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.launcher_pid IS 'process that starts the workers; NULL: there is none';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'when the worker met the backlog that it is removing; NULL: there is none';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_done IS 'part of the time in which the backlog expired whose claims are removed, from 0 to 1';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.worker_pids IS 'workers that run now';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the latest idem_stat_reset(); NULL: since the server started';
+
+-- As the server's own statistics estimate it; nothing here reads the table.  VACUUM removes a
+-- dead row once no transaction can see it any more, so the oldest one holds all dead rows back
+-- that were alive when it began.
+CREATE VIEW @extschema@.idem_stat_table AS
+	SELECT COALESCE(NULLIF(pg_catalog.pg_stat_get_live_tuples(t.oid), 0)::pg_catalog.float8, GREATEST(t.reltuples, 0))::pg_catalog.int8 AS claims,
+		pg_catalog.pg_stat_get_dead_tuples(t.oid) AS dead_rows,
+		pg_catalog.pg_total_relation_size(t.oid) AS bytes,
+		pg_catalog.pg_indexes_size(t.oid) AS index_bytes,
+		GREATEST(pg_catalog.pg_stat_get_last_vacuum_time(t.oid), pg_catalog.pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
+		o.holder AS held_back_by, o.pid AS held_back_by_pid, o.since AS held_back_since,
+		o.transactions AS held_back_transactions
+	FROM pg_catalog.pg_class AS t
+		LEFT JOIN LATERAL (
+			SELECT h.holder, h.pid, h.since, h.transactions
+			FROM (
+				SELECT pg_catalog.format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
+					a.pid, a.xact_start,
+					GREATEST(pg_catalog.age(a.backend_xmin), pg_catalog.age(a.backend_xid))
+				FROM pg_catalog.pg_stat_activity AS a
+				WHERE (a.datid IS NULL OR a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+					AND a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+					AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+					AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum AS v WHERE v.pid OPERATOR(pg_catalog.=) a.pid)
+				UNION ALL
+				SELECT pg_catalog.format('prepared transaction "%s"', p.gid), NULL, p.prepared, pg_catalog.age(p.transaction)
+				FROM pg_catalog.pg_prepared_xacts AS p
+				WHERE p.database OPERATOR(pg_catalog.=) pg_catalog.current_database()
+				UNION ALL
+				SELECT pg_catalog.format('replication slot "%s"', s.slot_name), s.active_pid, NULL, pg_catalog.age(s.xmin)
+				FROM pg_catalog.pg_replication_slots AS s
+				WHERE s.xmin IS NOT NULL
+			) AS h (holder, pid, since, transactions)
+			ORDER BY h.transactions DESC, h.since NULLS FIRST
+			LIMIT 1
+		) AS o ON true
+	WHERE t.oid OPERATOR(pg_catalog.=) '@extschema@.idem_claims'::pg_catalog.regclass::pg_catalog.oid;
+
+COMMENT ON VIEW @extschema@.idem_stat_table IS
+'size of idem_claims, as the server estimates it, and what keeps VACUUM from removing its dead rows';
+COMMENT ON COLUMN @extschema@.idem_stat_table.claims IS 'claims in the table, an estimate';
+COMMENT ON COLUMN @extschema@.idem_stat_table.dead_rows IS 'dead rows of the table, an estimate';
+COMMENT ON COLUMN @extschema@.idem_stat_table.bytes IS 'size of the table with its indexes';
+COMMENT ON COLUMN @extschema@.idem_stat_table.index_bytes IS 'size of its indexes';
+COMMENT ON COLUMN @extschema@.idem_stat_table.last_vacuum IS 'end of the latest VACUUM, by autovacuum or by hand';
+COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by IS 'oldest transaction, prepared transaction, replication slot or standby that may still need dead rows; NULL: none';
+COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by_pid IS 'its process; NULL: it has none';
+COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_since IS 'when it began, or was prepared; NULL: not known';
+COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transactions of the server since then';
 
 CREATE FUNCTION @extschema@.idem_unsettled_claims(
 	OUT scope pg_catalog.text,
@@ -693,14 +760,74 @@ COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over 
 COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lost lease';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by idem_heal()';
 
+CREATE FUNCTION @extschema@.idem_stat_scopes_counters(
+	OUT scope pg_catalog.text,
+	OUT claimed pg_catalog.int8,
+	OUT completed pg_catalog.int8,
+	OUT failed pg_catalog.int8,
+	OUT in_progress pg_catalog.int8,
+	OUT timed_out pg_catalog.int8,
+	OUT "unknown" pg_catalog.int8,
+	OUT mismatch pg_catalog.int8,
+	OUT stale pg_catalog.int8,
+	OUT invalid pg_catalog.int8)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_stat_scopes_counters'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 33;
+
+COMMENT ON FUNCTION @extschema@.idem_stat_scopes_counters() IS
+'for the views idem_stat_scopes and idem_metrics';
+
+-- The number of claims comes from the sample that ANALYZE takes, in which the server notes the
+-- most common values of a column and their shares (slot kind 1).
+CREATE VIEW @extschema@.idem_stat_scopes AS
+	WITH common (scope, share) AS (
+		SELECT v.scope, v.share
+		FROM pg_catalog.pg_statistic AS s
+			JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) s.starelid AND a.attnum OPERATOR(pg_catalog.=) s.staattnum,
+			LATERAL (VALUES (s.stakind1, s.stavalues1::pg_catalog.text, s.stanumbers1), (s.stakind2, s.stavalues2::pg_catalog.text, s.stanumbers2),
+				(s.stakind3, s.stavalues3::pg_catalog.text, s.stanumbers3)) AS slot (kind, "values", shares),
+			LATERAL ROWS FROM (pg_catalog.unnest(slot."values"::pg_catalog.text[]), pg_catalog.unnest(slot.shares)) AS v (scope, share)
+		WHERE s.starelid OPERATOR(pg_catalog.=) '@extschema@.idem_claims'::pg_catalog.regclass::pg_catalog.oid
+			AND a.attname OPERATOR(pg_catalog.=) 'scope' AND NOT s.stainherit AND slot.kind OPERATOR(pg_catalog.=) 1
+		ORDER BY v.share DESC LIMIT 32
+	)
+	SELECT u.scope, pg_catalog.sum(u.claims)::pg_catalog.int8 AS claims,
+		pg_catalog.sum(u.claimed)::pg_catalog.int8 AS claimed, pg_catalog.sum(u.completed)::pg_catalog.int8 AS completed,
+		pg_catalog.sum(u.failed)::pg_catalog.int8 AS failed, pg_catalog.sum(u.in_progress)::pg_catalog.int8 AS in_progress,
+		pg_catalog.sum(u.timed_out)::pg_catalog.int8 AS timed_out, pg_catalog.sum(u."unknown")::pg_catalog.int8 AS "unknown",
+		pg_catalog.sum(u.mismatch)::pg_catalog.int8 AS mismatch, pg_catalog.sum(u.stale)::pg_catalog.int8 AS stale,
+		pg_catalog.sum(u.invalid)::pg_catalog.int8 AS invalid
+	FROM (
+		SELECT e.scope, NULL::pg_catalog.int8 AS claims, e.claimed, e.completed, e.failed, e.in_progress, e.timed_out, e."unknown", e.mismatch, e.stale, e.invalid
+		FROM @extschema@.idem_stat_scopes_counters() AS e
+		UNION ALL
+		SELECT c.scope, c.share OPERATOR(pg_catalog.*) t.claims, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+		FROM (SELECT k.scope, k.share::pg_catalog.float8 FROM common AS k
+			UNION ALL
+			SELECT NULL, GREATEST(1 OPERATOR(pg_catalog.-) COALESCE(pg_catalog.sum(k.share::pg_catalog.float8), 0), 0) FROM common AS k) AS c (scope, share),
+			@extschema@.idem_stat_table AS t
+	) AS u
+	GROUP BY u.scope
+	ORDER BY u.scope;
+
+COMMENT ON VIEW @extschema@.idem_stat_scopes IS
+'claims and answers by scope: up to 32 scopes for each, and a row without a scope for all others';
+COMMENT ON COLUMN @extschema@.idem_stat_scopes.scope IS 'NULL: all scopes that have no row for this';
+COMMENT ON COLUMN @extschema@.idem_stat_scopes.claims IS 'claims in the table, an estimate of the latest ANALYZE; NULL: contained in the row without a scope';
+COMMENT ON COLUMN @extschema@.idem_stat_scopes.claimed IS 'answers, by outcome; NULL: contained in the row without a scope';
+
 -- No rows if shared memory has no room for the statistics of this database: then all counters
 -- are NULL.
 CREATE VIEW @extschema@.idem_metrics AS
 	SELECT m.name,
-		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome)) AS labels,
+		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome, 'scope', m.scope)) AS labels,
 		m.type, m.help, m.value
 	FROM @extschema@.idem_stat_cleanup_counters() AS cleanup, @extschema@.idem_stat_claims_counters() AS claims,
+		@extschema@.idem_stat_table AS size,
+		(SELECT @extschema@.idem_stat_launcher(), @extschema@.idem_stat_cleaning()) AS standing (launcher_pid, cleaning),
 	LATERAL (
+		SELECT n.name, n.le, n.outcome, NULL, n.type, n.help, n.value FROM (
 		VALUES ('idempotency_cleanup_rows_total', NULL, NULL, 'counter',
 			'Expired claims that were removed.', cleanup.rows_deleted::pg_catalog.float8)
 		UNION ALL
@@ -739,9 +866,49 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_lost_leases_total', NULL, NULL, 'counter',
 				'Calls with the token of a lease that is not held any more.', claims.lost_leases),
 			('idempotency_healed_total', NULL, NULL, 'counter',
-				'Leases that were settled by somebody who found the work done.', claims.healed)
-	) AS m (name, le, outcome, type, help, value)
-	WHERE cleanup.batches IS NOT NULL;
+				'Leases that were settled by somebody who found the work done.', claims.healed),
+			('idempotency_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
+				'How long ago the latest batch of the cleanup ended.',
+				pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) cleanup.last_run)),
+			('idempotency_cleanup_backlog_done_ratio', NULL, NULL, 'gauge',
+				'Part of the time in which the backlog expired whose claims are removed; 1 without a backlog.',
+				COALESCE(cleanup.backlog_done, 1)),
+			('idempotency_cleanup_launcher_up', NULL, NULL, 'gauge',
+				'1 if the process runs that starts the workers.', (standing.launcher_pid IS NOT NULL)::pg_catalog.int4),
+			('idempotency_cleanup_active', NULL, NULL, 'gauge',
+				'1 if somebody cleans this database: a worker, or a session in the last hour.',
+				((standing.cleaning OPERATOR(pg_catalog.^@) 'worker' AND standing.launcher_pid IS NOT NULL)
+					OR COALESCE(cleanup.last_run OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.interval '1 hour'), false))::pg_catalog.int4),
+			('idempotency_claims', NULL, NULL, 'gauge',
+				'Claims in the table, an estimate.', size.claims),
+			('idempotency_claims_dead_rows', NULL, NULL, 'gauge',
+				'Dead rows of the table, an estimate.', size.dead_rows),
+			('idempotency_claims_bytes', NULL, NULL, 'gauge',
+				'Size of the table with its indexes.', size.bytes),
+			('idempotency_dead_rows_held_seconds', NULL, NULL, 'gauge',
+				'Age of the oldest transaction that keeps VACUUM from removing dead rows.',
+				CASE WHEN size.held_back_by IS NULL THEN 0
+					ELSE pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) size.held_back_since) END),
+			('idempotency_dead_rows_held_transactions', NULL, NULL, 'gauge',
+				'Transactions of the server since what keeps VACUUM from removing dead rows began.',
+				COALESCE(size.held_back_transactions, 0))
+		) AS n (name, le, outcome, type, help, value)
+		UNION ALL
+		-- A real scope of such a name would be counted with it: a sample must not come twice.
+		SELECT 'idempotency_scope_' OPERATOR(pg_catalog.||) a.sample, NULL, a.outcome,
+			CASE s.scope WHEN '' THEN '(default)' ELSE COALESCE(s.scope, '(other)') END, a.type, a.help, pg_catalog.sum(a.value)
+		FROM @extschema@.idem_stat_scopes AS s,
+		LATERAL (
+			VALUES ('claims', NULL, 'gauge', 'Claims in the table by scope, an estimate.', s.claims)
+			UNION ALL
+			SELECT 'answers_total', o.outcome, 'counter', 'Answers of claim calls, by scope and outcome.', o.number
+			FROM (VALUES ('claimed', s.claimed), ('completed', s.completed), ('failed', s.failed),
+				('in_progress', s.in_progress), ('timed_out', s.timed_out), ('unknown', s."unknown"),
+				('mismatch', s.mismatch), ('stale', s.stale), ('invalid', s.invalid)) AS o (outcome, number)
+		) AS a (sample, outcome, type, help, value)
+		GROUP BY 1, 3, 4, 5, 6
+	) AS m (name, le, outcome, scope, type, help, value)
+	WHERE cleanup.batches IS NOT NULL AND m.value IS NOT NULL;
 
 COMMENT ON VIEW @extschema@.idem_metrics IS
 'the statistics of this database as samples of Prometheus metrics; durations in seconds';
@@ -833,7 +1000,8 @@ DECLARE
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
 		'idem_start_worker',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_claims_counters',
+		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_launcher',
+		'idem_stat_claims_counters', 'idem_stat_scopes_counters',
 		'idem_unsettled_claims', 'idem_held_keys'];
 	-- all but the token: only its holder may know it
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
@@ -875,7 +1043,7 @@ BEGIN
 		EXECUTE format(command, format('SELECT (%s) ON %s.idem_claims', columns, schema), role);
 		EXECUTE format(command, format('SELECT, INSERT (%1$s), UPDATE (%1$s), DELETE ON %2$s.idem_scopes', policy, schema), role);
 		EXECUTE format(command,
-			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
+			format('SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_stat_scopes, %1$s.idem_stat_table, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders', schema), role);
 	END IF;
 
 	-- REVOKE only revokes what the current role granted, and says nothing about the rest.
@@ -978,7 +1146,7 @@ BEGIN
 		EXECUTE pg_catalog.format('GRANT TRUNCATE ON @extschema@.idem_claims TO %s', owner);
 		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s WITH GRANT OPTION', owner);
 		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_stat_scopes, @extschema@.idem_stat_table, @extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO %s WITH GRANT OPTION', owner);
 		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s WITH GRANT OPTION', owner);
 		FOR routine IN
 			SELECT p.oid
@@ -1000,12 +1168,15 @@ $block$;
 
 -- A function in a view is called with the rights of the role that reads the view, so that
 -- role needs both.
-GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_metrics,
+GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_stat_scopes,
+	@extschema@.idem_stat_table, @extschema@.idem_metrics,
 	@extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_stat_cleanup_counters(),
 	@extschema@.idem_stat_cleaning(),
+	@extschema@.idem_stat_launcher(),
 	@extschema@.idem_stat_claims_counters(),
+	@extschema@.idem_stat_scopes_counters(),
 	@extschema@.idem_unsettled_claims(),
 	@extschema@.idem_held_keys()
 TO pg_monitor;

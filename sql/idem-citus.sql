@@ -626,7 +626,8 @@ BEGIN
 			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
 			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
 				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_blocks',
-				'@extschema@.idem_token_seq', '@extschema@.idem_stat_cleanup', '@extschema@.idem_metrics',
+				'@extschema@.idem_token_seq', '@extschema@.idem_stat_cleanup', '@extschema@.idem_stat_table',
+				'@extschema@.idem_stat_scopes', '@extschema@.idem_metrics',
 				'@extschema@.idem_unsettled', '@extschema@.idem_holders']::regclass[])
 		), rights AS (
 			SELECT o.name, a.grantee, a.privilege_type AS privilege, a.is_grantable
@@ -669,8 +670,8 @@ DECLARE
 BEGIN
 	FOR of_view IN
 		SELECT v.oid::regclass AS name, v.relname FROM pg_class AS v
-		WHERE v.oid = ANY (ARRAY['@extschema@.idem_stat_cleanup', '@extschema@.idem_metrics', '@extschema@.idem_unsettled',
-				'@extschema@.idem_holders']::regclass[])
+		WHERE v.oid = ANY (ARRAY['@extschema@.idem_stat_cleanup', '@extschema@.idem_stat_table', '@extschema@.idem_stat_scopes',
+				'@extschema@.idem_metrics', '@extschema@.idem_unsettled', '@extschema@.idem_holders']::regclass[])
 			AND NOT EXISTS (SELECT FROM aclexplode(v.relacl) AS a WHERE a.grantee = 'pg_monitor'::regrole AND a.privilege_type = 'SELECT')
 		ORDER BY v.relname
 	LOOP

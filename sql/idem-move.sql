@@ -246,7 +246,8 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
-				'idem_stat_cleaning', 'idem_unsettled_claims', 'idem_held_keys', 'idem_start_worker'])),
+				'idem_stat_cleaning', 'idem_stat_launcher', 'idem_stat_scopes_counters', 'idem_stat_scope_shares', 'idem_unsettled_claims',
+				'idem_held_keys', 'idem_start_worker'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
 				'fingerprint', 'result', 'progress']),
@@ -260,6 +261,8 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 			('operator', 'idem_settings', 'UPDATE', ARRAY[NULL]),
 			('operator', 'idem_stat_cleanup', 'SELECT', ARRAY[NULL]),
 			('operator', 'idem_stat_claims', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_stat_table', 'SELECT', ARRAY[NULL]),
+			('operator', 'idem_stat_scopes', 'SELECT', ARRAY[NULL]),
 			('operator', 'idem_metrics', 'SELECT', ARRAY[NULL]),
 			('operator', 'idem_unsettled', 'SELECT', ARRAY[NULL]),
 			('operator', 'idem_holders', 'SELECT', ARRAY[NULL])),
@@ -294,6 +297,7 @@ BEGIN
 		RETURN;
 	END IF;
 	DROP VIEW IF EXISTS @extschema@.idem_metrics;		-- not in the first versions
+	DROP VIEW IF EXISTS @extschema@.idem_stat_scopes, @extschema@.idem_stat_table;	-- not in the first versions
 	DROP VIEW @extschema@.idem_stat_cleanup;
 	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
 	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
@@ -308,7 +312,7 @@ BEGIN
 			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
-			'idem_distribute', 'idem_skip_duplicates'));
+			'idem_distribute', 'idem_skip_duplicates', 'idem_stat_scope_shares'));
 	EXECUTE 'DROP ROUTINE ' || names;
 	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches;
 	DROP TABLE IF EXISTS @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version

@@ -155,7 +155,8 @@ put_row(TupleTableSlot *slot, int ordinal, IdemOutcome outcome,
 
 /* At first all answers are "invalid": those of valid elements are put later. */
 static void
-begin_answers(BatchAnswers *answers, int n, int ninvalid, TupleDesc desc)
+begin_answers(BatchAnswers *answers, const text *scope, int n, int ninvalid,
+			  TupleDesc desc)
 {
 	AttrNumber	ordinal = 1;
 	Oid			ascending = Int4LessOperator;
@@ -166,7 +167,7 @@ begin_answers(BatchAnswers *answers, int n, int ninvalid, TupleDesc desc)
 	for (int i = 0; i < n; i++)
 		answers->outcome[i] = IDEM_INVALID;
 	for (int i = 0; i < ninvalid; i++)
-		idem_stats_count_outcome(IDEM_INVALID);
+		idem_stats_count_outcome(scope, IDEM_INVALID);
 	answers->has_result = palloc0(Max(n, 1) * sizeof(bool));
 	answers->results = tuplesort_begin_heap(desc, 1, &ordinal, &ascending,
 											&no_collation, &nulls_first,
@@ -201,12 +202,15 @@ return_answers(BatchAnswers *answers, int n, ReturnSetInfo *rsinfo)
 }
 
 static void
-put_answer(BatchAnswers *answers, int ordinal, const IdemClaimAnswer *answer)
+put_answer(BatchAnswers *answers, const IdemClaimItem *item,
+		   const IdemClaimAnswer *answer)
 {
+	int			ordinal = item->ordinal;
+
 	Assert(answers->outcome[ordinal - 1] == IDEM_INVALID);
 	answers->outcome[ordinal - 1] = answer->outcome;
 	if (answer->outcome == IDEM_INVALID)
-		idem_stats_count_outcome(IDEM_INVALID);
+		idem_stats_count_outcome(item->key.scope, IDEM_INVALID);
 	if (answer->result == NULL)
 		return;
 	answers->has_result[ordinal - 1] = true;
@@ -239,7 +243,7 @@ claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 			slice_keys = 0;
 		}
 		for (int j = 0; j < nanswered; j++)
-			put_answer(answers, items[i + j].ordinal, &some[j]);
+			put_answer(answers, &items[i + j], &some[j]);
 		MemoryContextReset(one);
 	}
 	MemoryContextSwitchTo(caller);
@@ -273,7 +277,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	idem_require_columns(rsinfo->setDesc, 3);
 	idem_store_open("idem_claim_many()");
-	begin_answers(&answers, n, n - nvalid, rsinfo->setDesc);
+	begin_answers(&answers, scope, n, n - nvalid, rsinfo->setDesc);
 	claim_items(&call, items, nvalid, &answers);
 	idem_claim_end(&call);
 	return_answers(&answers, n, rsinfo);

@@ -402,7 +402,7 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 	{
 		if (!call->settled_at_once)
 			idem_held_note_claimed(&call->key);
-		idem_stats_count_claim(answer->expires_at);
+		idem_stats_count_claim(call->key.scope, answer->expires_at);
 		if (call->lease_us > 0)
 			idem_commit_lease(&call->key);
 	}
@@ -411,7 +411,7 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 		if (!call->settled_at_once)
 			idem_held_note_answer(&call->key, answer->outcome, answer->result,
 								  ours);
-		idem_stats_count_outcome(answer->outcome);
+		idem_stats_count_outcome(call->key.scope, answer->outcome);
 	}
 }
 

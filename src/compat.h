@@ -204,9 +204,20 @@ idem_conditional_lock_database(Oid database)
 	return true;
 }
 
+/* 16: pgstat_get_local_beentry_by_index().  Entries are numbered from 1 on. */
+static inline LocalPgBackendStatus *
+idem_local_beentry(int number)
+{
+#if PG_VERSION_NUM >= 160000
+	return pgstat_get_local_beentry_by_index(number);
+#else
+	return pgstat_fetch_stat_local_beentry(number);
+#endif
+}
+
 /*
- * 16: pgstat_get_local_beentry_by_index().  When a process has begun its transaction;
- * DT_NOBEGIN: it has none, it does not tell, or it has ended.
+ * When a process has begun its transaction; DT_NOBEGIN: it has none, it does not tell, or it
+ * has ended.
  */
 static inline TimestampTz
 idem_transaction_begin(int pid)
@@ -217,11 +228,7 @@ idem_transaction_begin(int pid)
 	pgstat_clear_backend_activity_snapshot();
 	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
 	{
-#if PG_VERSION_NUM >= 160000
-		LocalPgBackendStatus *local = pgstat_get_local_beentry_by_index(i);
-#else
-		LocalPgBackendStatus *local = pgstat_fetch_stat_local_beentry(i);
-#endif
+		LocalPgBackendStatus *local = idem_local_beentry(i);
 
 		if (local->backendStatus.st_procpid == pid &&
 			local->backendStatus.st_xact_start_timestamp != 0)

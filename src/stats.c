@@ -17,6 +17,7 @@
  *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
  *					idem_stats_begin_batch() resets it, under slot->mutex.
  *	slot->claims	atomics, each a counter of its own.
+ *	slot->scopes	see scope_stats.c.
  *	slot->cleanup	slot->mutex, a spinlock.  Only the database's worker writes its marks,
  *					worker_pid and runs.  The launcher only reads.
  *
@@ -59,6 +60,7 @@
 #include "utils/timestamp.h"
 
 #include "shared.h"
+#include "scope_stats.h"
 #include "stats.h"
 
 /* Databases with the extension; statistics of more are not kept. */
@@ -81,6 +83,7 @@ typedef struct DatabaseSlot
 								 * the latest batch began; DT_NOEND: nothing */
 	slock_t		mutex;
 	IdemCleanupStats cleanup;
+	IdemScopeTable scopes;
 } DatabaseSlot;
 
 typedef struct SharedStats
@@ -98,6 +101,7 @@ typedef struct PendingStats
 	int			nest_level;
 	TimestampTz claimed;		/* earliest expiry; DT_NOEND: no claim */
 	int64		nclaimed;
+	uint32	   *nclaimed_by_scope;	/* IDEM_SCOPE_NUMBERS of them; NULL: all are 0 */
 	int64		nreclaimed;
 	int64		nhealed;
 	IdemCleanupCounters *cleanup;	/* NULL: no batch */
@@ -135,6 +139,7 @@ init_stats(void *memory, int tranche)
 		for (int j = 0; j < IDEM_CLAIM_COUNTERS; j++)
 			pg_atomic_init_u64(&fresh->slots[i].claims[j], 0);
 		SpinLockInit(&fresh->slots[i].mutex);
+		idem_scope_table_init(&fresh->slots[i].scopes);
 	}
 }
 
@@ -169,6 +174,7 @@ init_slot(DatabaseSlot *slot, Oid database)
 	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
 		pg_atomic_write_u64(&slot->claims[i], 0);
 	pg_atomic_write_u64(&slot->claimed, (uint64) DT_NOEND);
+	idem_scope_table_clear(&slot->scopes);
 	slot->database = database;
 }
 
@@ -352,15 +358,30 @@ current_pending(void)
 	return push_pending(nest_level);
 }
 
+static uint32 *
+make_counters_by_scope(void)
+{
+	return MemoryContextAllocZero(TopTransactionContext,
+								  IDEM_SCOPE_NUMBERS * sizeof(uint32));
+}
+
 void
-idem_stats_count_claim(TimestampTz expires_at)
+idem_stats_count_claim(const text *scope, TimestampTz expires_at)
 {
 	PendingStats *entry;
+	DatabaseSlot *slot;
 
 	if (!idem_shared_use())
 		return;
 	entry = current_pending();
 	entry->nclaimed++;
+	slot = get_own_slot(true);
+	if (slot != NULL)
+	{
+		if (entry->nclaimed_by_scope == NULL)
+			entry->nclaimed_by_scope = make_counters_by_scope();
+		entry->nclaimed_by_scope[idem_scope_number(&slot->scopes, scope)]++;
+	}
 	if (expires_at < entry->claimed)
 		entry->claimed = expires_at;
 }
@@ -375,11 +396,24 @@ add_to_counter(int counter, uint64 n)
 		pg_atomic_fetch_add_u64(&slot->claims[counter], n);
 }
 
-void
-idem_stats_count_outcome(IdemOutcome outcome)
+static void
+add_to_scope(int number, IdemOutcome outcome, uint64 n)
 {
+	IdemScopeTable *table = &get_own_slot(false)->scopes;
+
+	pg_atomic_fetch_add_u64(&table->scopes[number].answers[outcome], n);
+}
+
+void
+idem_stats_count_outcome(const text *scope, IdemOutcome outcome)
+{
+	DatabaseSlot *slot = get_own_slot(true);
+
 	Assert(outcome != IDEM_CLAIMED);
+	if (slot == NULL)
+		return;
 	add_to_counter(outcome, 1);
+	add_to_scope(idem_scope_number(&slot->scopes, scope), outcome, 1);
 }
 
 void
@@ -432,6 +466,8 @@ pop_pending(void)
 	pending = entry->upper;
 	if (entry->cleanup != NULL)
 		pfree(entry->cleanup);
+	if (entry->nclaimed_by_scope != NULL)
+		pfree(entry->nclaimed_by_scope);
 	pfree(entry);
 }
 
@@ -451,6 +487,13 @@ merge_into_upper(PendingStats *entry)
 	upper->nclaimed += entry->nclaimed;
 	upper->nreclaimed += entry->nreclaimed;
 	upper->nhealed += entry->nhealed;
+	if (upper->nclaimed_by_scope == NULL)
+	{
+		upper->nclaimed_by_scope = entry->nclaimed_by_scope;
+		entry->nclaimed_by_scope = NULL;
+	}
+	for (int i = 0; entry->nclaimed_by_scope != NULL && i < IDEM_SCOPE_NUMBERS; i++)
+		upper->nclaimed_by_scope[i] += entry->nclaimed_by_scope[i];
 	if (entry->cleanup != NULL)
 	{
 		upper->last_batch = entry->last_batch;
@@ -476,6 +519,9 @@ publish_pending(const PendingStats *entry, bool prepared)
 	add_to_counter(IDEM_CLAIMED, entry->nclaimed);
 	add_to_counter(IDEM_COUNT_RECLAIMS, entry->nreclaimed);
 	add_to_counter(IDEM_COUNT_HEALED, entry->nhealed);
+	for (int i = 0; entry->nclaimed_by_scope != NULL && i < IDEM_SCOPE_NUMBERS; i++)
+		if (entry->nclaimed_by_scope[i] > 0)
+			add_to_scope(i, IDEM_CLAIMED, entry->nclaimed_by_scope[i]);
 	if (entry->claimed != DT_NOEND)
 		lower_claimed(slot, entry->claimed);
 	if (entry->cleanup == NULL)
@@ -796,6 +842,17 @@ idem_stats_reset(void)
 	SpinLockRelease(&slot->mutex);
 	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
 		pg_atomic_write_u64(&slot->claims[i], 0);
+	idem_scope_table_reset(&slot->scopes);
+}
+
+bool
+idem_stats_read_scope(int number, uint64 *answers, const char **name,
+					  int *length)
+{
+	DatabaseSlot *slot = require_own_slot();
+
+	return slot != NULL &&
+		idem_scope_read(&slot->scopes, number, answers, name, length);
 }
 
 bool

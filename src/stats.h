@@ -9,6 +9,7 @@
 #define IDEM_STATS_H
 
 #include "datatype/timestamp.h"
+#include "fmgr.h"
 #include "nodes/pg_list.h"
 
 #include "catalog.h"
@@ -34,7 +35,7 @@ enum
  * aborts the transaction.  Claims, reclaims and healed leases are counted when the
  * transaction commits.
  */
-extern void idem_stats_count_outcome(IdemOutcome outcome);
+extern void idem_stats_count_outcome(const text *scope, IdemOutcome outcome);
 extern void idem_stats_count_wait(int64 waited_us);
 extern void idem_stats_count_lost_lease(void);
 extern void idem_stats_count_reclaim(void);
@@ -42,7 +43,7 @@ extern void idem_stats_count_healed(void);
 
 /* This transaction claimed a key that is remembered until expires_at.  Cheap: every claim
  * calls it. */
-extern void idem_stats_count_claim(TimestampTz expires_at);
+extern void idem_stats_count_claim(const text *scope, TimestampTz expires_at);
 
 /* ----- cleanup ----- */
 
@@ -69,6 +70,16 @@ extern TimestampTz idem_stats_begin_batch(uint64 *publications);
 /* A session's batch.  Published when its transaction commits. */
 extern void idem_stats_count_cleanup(const IdemCleanupReport *report);
 
+/* The backlog that the worker is removing; see backlog.h */
+typedef struct IdemBacklog
+{
+	TimestampTz since;			/* when it began; 0: there is none */
+	TimestampTz from;			/* claims that expired later were left then */
+	TimestampTz removed_until;	/* and are left now */
+	int64		rows_deleted;	/* since it began */
+	bool		is_reported;	/* in the log */
+} IdemBacklog;
+
 /* What one run of the worker leaves to the next; see rescan.h */
 typedef struct IdemCleanupMarks
 {
@@ -82,6 +93,8 @@ typedef struct IdemCleanupMarks
 	int64		rescan_us;		/* what its slices have taken */
 	int64		rescan_unknown; /* rows_unknown of its slices */
 	bool		rescan_is_urgent;	/* its slices do not pause */
+
+	IdemBacklog backlog;
 } IdemCleanupMarks;
 
 #define IDEM_NO_MARKS \
@@ -193,6 +206,15 @@ typedef struct IdemCleanupStats
  * 55000 without shared memory.  claims: an array of IDEM_CLAIM_COUNTERS; or NULL.
  */
 extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
+
+/*
+ * The answers of a scope of this database, in an array of IDEM_OUTCOME_COUNT, for a number
+ * below IDEM_SCOPE_NUMBERS (scope_stats.h).  name is in shared memory, and NULL for the scopes
+ * that are counted together.  False: no scope has this number, or shared memory has no room.
+ * Raises 55000 without shared memory.
+ */
+extern bool idem_stats_read_scope(int number, uint64 *answers,
+								  const char **name, int *length);
 
 /* Zeroes this database's counters.  Raises 55000 without shared memory. */
 extern void idem_stats_reset(void);

@@ -18,10 +18,13 @@
 #include "utils/timestamp.h"
 
 #include "shared.h"
+#include "backlog.h"
+#include "scope_stats.h"
 #include "stats.h"
 
 PG_FUNCTION_INFO_V1(idem_stat_cleanup_counters);
 PG_FUNCTION_INFO_V1(idem_stat_claims_counters);
+PG_FUNCTION_INFO_V1(idem_stat_scopes_counters);
 PG_FUNCTION_INFO_V1(idem_stat_reset);
 
 /* How long the oldest expired claim has been expired; 0: none has expired. */
@@ -78,9 +81,12 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 	{
 		ROWS_DELETED, BATCHES, LAST_SECONDS, TOTAL_SECONDS, MAX_SECONDS,
 		OLDEST_EXPIRED_AGE, BACKLOG, ROWS_UNKNOWN, LAST_RUN, ERRORS, LAST_ERROR,
-		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS, SHARED_MEMORY, COLUMNS
+		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS,
+		BACKLOG_SINCE, BACKLOG_ROWS_DELETED, BACKLOG_DONE, SHARED_MEMORY,
+		COLUMNS
 	};
 	IdemCleanupStats stats;
+	const IdemBacklog *backlog;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
 	Datum		pid;
@@ -121,6 +127,13 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
 		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
+		backlog = &stats.marks.backlog;
+		values[BACKLOG_SINCE] = TimestampTzGetDatum(backlog->since);
+		values[BACKLOG_ROWS_DELETED] = Int64GetDatum(backlog->rows_deleted);
+		values[BACKLOG_DONE] =
+			Float8GetDatum(idem_backlog_done(backlog, GetCurrentTimestamp()));
+		nulls[BACKLOG_SINCE] = nulls[BACKLOG_ROWS_DELETED] =
+			nulls[BACKLOG_DONE] = (backlog->since == IDEM_STATS_NEVER);
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }
@@ -150,6 +163,40 @@ idem_stat_claims_counters(PG_FUNCTION_ARGS)
 		nulls[STATS_RESET] = (stats.reset_at == IDEM_STATS_NEVER);
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
+}
+
+/*
+ * idem_stat_scopes_counters(): a row for each scope that is counted by itself, and one
+ * without a scope for all others
+ */
+Datum
+idem_stat_scopes_counters(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		SCOPE, ANSWERS, COLUMNS = ANSWERS + IDEM_OUTCOME_COUNT
+	};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int number = 0; number < IDEM_SCOPE_NUMBERS; number++)
+	{
+		uint64		answers[IDEM_OUTCOME_COUNT];
+		const char *name;
+		int			length;
+		Datum		values[COLUMNS] = {0};
+		bool		nulls[COLUMNS] = {0};
+
+		if (!idem_stats_read_scope(number, answers, &name, &length))
+			continue;
+		nulls[SCOPE] = name == NULL;
+		if (name != NULL)
+			values[SCOPE] = PointerGetDatum(cstring_to_text_with_len(name, length));
+		for (int i = 0; i < IDEM_OUTCOME_COUNT; i++)
+			values[ANSWERS + i] = Int64GetDatum((int64) answers[i]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
 }
 
 /* idem_stat_reset(): zeroes the counters; the state stays. */

@@ -40,6 +40,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "backlog.h"
 #include "cleanup.h"
 #include "compat.h"
 #include "guc.h"
@@ -171,9 +172,54 @@ may_run_batch(void)
 
 /* ----- batches ----- */
 
+/* For pg_stat_activity */
+static void
+report_activity(const IdemBacklog *backlog)
+{
+	char		text[128] = "removing expired claims";
+	double		done = idem_backlog_done(backlog, GetCurrentTimestamp());
+
+	if (done >= 0)
+		snprintf(text, sizeof(text),
+				 "removing expired claims: backlog since %s, " INT64_FORMAT " removed, %d %% of the time done",
+				 timestamptz_to_str(backlog->since), backlog->rows_deleted,
+				 (int) (done * 100));
+	pgstat_report_activity(STATE_RUNNING, text);
+}
+
+/* Says in the log, once each, that a backlog is late, and that it is drained. */
+static void
+report_backlog(IdemCleanupRun *run, const IdemCleanupReport *report)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	IdemBacklog ended;
+
+	switch (idem_backlog_advance(&run->marks.backlog, report,
+								 idem_rescan_removed_until(run), now, &ended))
+	{
+		case IDEM_BACKLOG_NO_NEWS:
+			break;
+		case IDEM_BACKLOG_BEGUN:
+			ereport(LOG,
+					(errmsg("removal of expired claims is behind"),
+					 errdetail("Claims that expired at %s are still there.",
+							   timestamptz_to_str(run->marks.backlog.removed_until)),
+					 errhint("idem_stat_cleanup and pg_stat_activity show its progress. Its end is logged.")));
+			break;
+		case IDEM_BACKLOG_DRAINED:
+			ereport(LOG,
+					(errmsg("removal of expired claims is up to date again"),
+					 errdetail(INT64_FORMAT " claims were removed in %.1f s.",
+							   ended.rows_deleted,
+							   (now - ended.since) / (double) USECS_PER_SEC)));
+			break;
+	}
+}
+
 /* A batch in its own transaction.  False: it may not run. */
 static bool
-execute_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
+execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
+			  IdemCleanupBatch *batch)
 {
 	bool		may_run;
 
@@ -183,7 +229,7 @@ execute_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 	may_run = may_run_batch();
 	if (may_run)
 	{
-		pgstat_report_activity(STATE_RUNNING, "removing expired claims");
+		report_activity(backlog);
 		idem_cleanup_batch(order, batch);
 	}
 	PopActiveSnapshot();
@@ -209,7 +255,7 @@ run_batch(IdemCleanupRun *run)
 	if (!idem_rescan_next(run, oldest_expires_at, GetCurrentTimestamp(), &order))
 		return false;
 	INSTR_TIME_SET_CURRENT(began);
-	if (!execute_batch(&order, &batch))
+	if (!execute_batch(&order, &run->marks.backlog, &batch))
 		return false;
 	INSTR_TIME_SET_CURRENT(duration);
 	INSTR_TIME_SUBTRACT(duration, began);
@@ -217,6 +263,7 @@ run_batch(IdemCleanupRun *run)
 	idem_rescan_advance(run, &batch, INSTR_TIME_GET_MICROSEC(duration));
 	batch.report.publications = publications;
 	batch.report.seconds = INSTR_TIME_GET_DOUBLE(duration);
+	report_backlog(run, &batch.report);
 	idem_stats_publish_cleanup(&batch.report, &run->marks);
 	/* Autovacuum must learn of the dead rows. */
 	pgstat_report_stat(true);

@@ -16,7 +16,7 @@ RESET ROLE;
 SELECT relname, r, string_agg(p, ', ' ORDER BY p COLLATE "C")
 FROM pg_class c, unnest(ARRAY['pg_monitor', 'regress_idem_app', 'regress_idem_operator']) AS r,
 	unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p
-WHERE relname IN ('idem_stat_claims', 'idem_metrics') AND has_table_privilege(r, c.oid, p)
+WHERE relname IN ('idem_stat_claims', 'idem_stat_scopes', 'idem_stat_table', 'idem_metrics') AND has_table_privilege(r, c.oid, p)
 GROUP BY r, relname ORDER BY relname COLLATE "C", r COLLATE "C";
 -- All functions that are not part of the contract
 SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app', objid, 'EXECUTE') AS app,

@@ -229,7 +229,7 @@ my %revoked = (
 		  qw(scope ttl lease lease_max failed lapsed expired key_time result_max_bytes)),
 	(map { ("$_ ON requests.idem_scopes" => "idem_scopes $_") } qw(SELECT DELETE)),
 	(map { ("$_ ON requests.idem_settings" => "idem_settings $_") } qw(SELECT UPDATE)),
-	(map { ("SELECT ON requests.$_" => "$_ SELECT") } qw(idem_stat_cleanup idem_unsettled idem_holders)),
+	(map { ("SELECT ON requests.$_" => "$_ SELECT") } qw(idem_stat_cleanup idem_stat_table idem_stat_scopes idem_unsettled idem_holders)),
 	'EXECUTE ON FUNCTION requests.idem_lapsed' => 'idem_lapsed EXECUTE',
 	'USAGE ON TYPE requests.idem_state' => 'idem_state USAGE',
 	'EXECUTE ON FUNCTION ' . join(', ', map { "requests.idem_forget($_, text)" }
@@ -254,7 +254,7 @@ for my $right (sort keys %revoked)
 	my $is_now = rights($role_without{$right});
 	unlike($is_now, qr/\b\Q$revoked{$right}\E\b/, "$revoked{$right}: was revoked, and stays so");
 	# Rights on objects that the C edition does not have are lost, and a WARNING names them.
-	my $rest = join ', ', grep { !/^idem_settings/ } split /, /, $of_role{$role_without{$right}};
+	my $rest = join ', ', grep { !/^idem_(?:settings|stat_scope_shares)\b/ } split /, /, $of_role{$role_without{$right}};
 	is($is_now, $rest, "$revoked{$right}: and the rest is kept");
 }
 

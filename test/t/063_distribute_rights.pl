@@ -252,7 +252,7 @@ DO $$
 DECLARE
 	of_view text;
 BEGIN
-	FOREACH of_view IN ARRAY ARRAY['idem_stat_cleanup', 'idem_metrics', 'idem_unsettled', 'idem_holders'] LOOP
+	FOREACH of_view IN ARRAY ARRAY['idem_stat_cleanup', 'idem_stat_table', 'idem_stat_scopes', 'idem_metrics', 'idem_unsettled', 'idem_holders'] LOOP
 		EXECUTE format('REVOKE ALL ON requests.%1$I FROM pg_monitor, operator, helpdesk; GRANT ALL ON requests.%1$I TO anon, PUBLIC', of_view);
 	END LOOP;
 END $$});
@@ -261,6 +261,8 @@ idem_scopes: copied to all nodes
 idem_holders: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
 idem_metrics: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
 idem_stat_cleanup: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
+idem_stat_scopes: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
+idem_stat_table: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
 idem_unsettled: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
 rights: made equal on 2 nodes
 TOLD
@@ -268,7 +270,7 @@ is(as('owner', $database, q{SELECT count(*) FROM pg_trigger WHERE tgname = 'idem
 is( as('owner', $database, q{
 SELECT string_agg(c.relname || ' ' || a.grantee::regrole || ' ' || a.privilege_type, ', ' ORDER BY c.relname, a.privilege_type)
 FROM pg_class AS c, aclexplode(c.relacl) AS a WHERE c.relkind = 'v' AND c.relname ~ '^idem_[a-z_]+$' AND a.grantee <> c.relowner}),
-	join(', ', map { "$_ pg_monitor SELECT" } qw(idem_holders idem_metrics idem_stat_cleanup idem_unsettled)),
+	join(', ', map { "$_ pg_monitor SELECT" } qw(idem_holders idem_metrics idem_stat_cleanup idem_stat_scopes idem_stat_table idem_unsettled)),
 	'the views are for pg_monitor, and not for the grantees of default privileges');
 # Tables that are not colocated with the claims any more
 $node->safe_psql($database, "UPDATE pg_dist_partition SET colocationid = 3 WHERE logicalrelid = 'requests.idem_claims'::regclass");
