@@ -590,7 +590,7 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
 		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
 		last_error, last_error_at, worker_pids, stats_reset,
-		CASE WHEN c.cleaning OPERATOR(pg_catalog.^@) 'worker' AND c.launcher_pid IS NULL
+		CASE WHEN pg_catalog.starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
 			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
 		c.launcher_pid, backlog_since, backlog_rows_deleted, backlog_done, shared_memory
 	FROM @extschema@.idem_stat_cleanup_counters(),
@@ -877,7 +877,7 @@ CREATE VIEW @extschema@.idem_metrics AS
 				'1 if the process runs that starts the workers.', (standing.launcher_pid IS NOT NULL)::pg_catalog.int4),
 			('idempotency_cleanup_active', NULL, NULL, 'gauge',
 				'1 if somebody cleans this database: a worker, or a session in the last hour.',
-				((standing.cleaning OPERATOR(pg_catalog.^@) 'worker' AND standing.launcher_pid IS NOT NULL)
+				((pg_catalog.starts_with(standing.cleaning, 'worker') AND standing.launcher_pid IS NOT NULL)
 					OR COALESCE(cleanup.last_run OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.interval '1 hour'), false))::pg_catalog.int4),
 			('idempotency_claims', NULL, NULL, 'gauge',
 				'Claims in the table, an estimate.', size.claims),

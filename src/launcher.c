@@ -65,8 +65,6 @@
 /* Workers at the same time: more would compete with the transactions that claim. */
 #define WORKERS_MAX 3
 
-#define LAUNCHER_TYPE "idem launcher"
-
 /* Restart of a launcher that ended, seconds */
 #define LAUNCHER_RESTART_S 5
 
@@ -114,7 +112,6 @@ static int	running_workers = 0;
 static TimestampTz no_slot_reported_at = DT_NOBEGIN;
 
 PG_FUNCTION_INFO_V1(idem_stat_cleaning);
-PG_FUNCTION_INFO_V1(idem_stat_launcher);
 
 static void
 init_background_worker(BackgroundWorker *worker, const char *function,
@@ -201,31 +198,6 @@ idem_stat_cleaning(PG_FUNCTION_ARGS)
 		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
 	PG_RETURN_TEXT_P(cstring_to_text(psprintf("no worker for this database: %s",
 											  refusal)));
-}
-
-/*
- * idem_stat_launcher(): the pid of the launcher; NULL: there is none.  From the processes that
- * run, not from shared memory: a launcher that was killed leaves nothing behind there.
- */
-Datum
-idem_stat_launcher(PG_FUNCTION_ARGS)
-{
-	int			launcher_pid = 0;
-
-	pgstat_clear_backend_activity_snapshot();
-	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
-	{
-		PgBackendStatus *entry = &idem_local_beentry(i)->backendStatus;
-		const char *type = entry->st_backendType != B_BG_WORKER ? NULL :
-			GetBackgroundWorkerTypeByPid(entry->st_procpid);
-
-		if (type != NULL && strcmp(type, LAUNCHER_TYPE) == 0)
-			launcher_pid = entry->st_procpid;
-	}
-	pgstat_clear_backend_activity_snapshot();
-	if (launcher_pid == 0)
-		PG_RETURN_NULL();
-	PG_RETURN_INT32(launcher_pid);
 }
 
 /* Reads idem.databases, which was checked when it was set. */
@@ -630,6 +602,13 @@ init_launcher(void)
 	ctl.hcxt = launcher_context;
 	databases = hash_create("idem databases", 16, &ctl,
 							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+
+	ereport(LOG,
+			(errmsg("idem launcher started"),
+			 wanted_names == NIL ?
+			 errdetail("It looks at all databases.") :
+			 errdetail("It looks at the databases of idem.databases: %s.",
+					   idem_databases)));
 }
 
 void
@@ -644,12 +623,6 @@ idem_launcher_main(Datum arg)
 	if (!cares_for_all && !idem_stats_attach_launcher())
 		proc_exit(0);
 	init_launcher();
-	ereport(LOG,
-			(errmsg("idem launcher started"),
-			 wanted_names == NIL ?
-			 errdetail("It looks at all databases.") :
-			 errdetail("It looks at the databases of idem.databases: %s.",
-					   idem_databases)));
 
 	for (;;)
 	{

@@ -12,6 +12,7 @@
 #include "common/int.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "postmaster/bgworker.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
@@ -19,12 +20,14 @@
 
 #include "shared.h"
 #include "backlog.h"
+#include "compat.h"
 #include "scope_stats.h"
 #include "stats.h"
 
 PG_FUNCTION_INFO_V1(idem_stat_cleanup_counters);
 PG_FUNCTION_INFO_V1(idem_stat_claims_counters);
 PG_FUNCTION_INFO_V1(idem_stat_scopes_counters);
+PG_FUNCTION_INFO_V1(idem_stat_launcher);
 PG_FUNCTION_INFO_V1(idem_stat_reset);
 
 /* How long the oldest expired claim has been expired; 0: none has expired. */
@@ -197,6 +200,31 @@ idem_stat_scopes_counters(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
+}
+
+/*
+ * idem_stat_launcher(): the pid of the launcher; NULL: there is none.  From the processes that
+ * run, not from shared memory: a launcher that was killed leaves nothing behind there.
+ */
+Datum
+idem_stat_launcher(PG_FUNCTION_ARGS)
+{
+	int			launcher_pid = 0;
+
+	pgstat_clear_backend_activity_snapshot();
+	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
+	{
+		PgBackendStatus *entry = &idem_local_beentry(i)->backendStatus;
+		const char *type = entry->st_backendType != B_BG_WORKER ? NULL :
+			GetBackgroundWorkerTypeByPid(entry->st_procpid);
+
+		if (type != NULL && strcmp(type, "idem launcher") == 0)
+			launcher_pid = entry->st_procpid;
+	}
+	pgstat_clear_backend_activity_snapshot();
+	if (launcher_pid == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT32(launcher_pid);
 }
 
 /* idem_stat_reset(): zeroes the counters; the state stays. */
