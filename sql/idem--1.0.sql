@@ -620,7 +620,8 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the late
 
 -- As the server's own statistics estimate it; nothing here reads the table.  VACUUM removes a
 -- dead row once no transaction can see it any more, so the oldest one holds all dead rows back
--- that were alive when it began.
+-- that were alive when it began.  The table is found as a member of the extension, because a
+-- view that names it would keep it from being dropped and restored.
 CREATE VIEW @extschema@.idem_stat_table AS
 	SELECT COALESCE(NULLIF(pg_catalog.pg_stat_get_live_tuples(t.oid), 0)::pg_catalog.float8, GREATEST(t.reltuples, 0))::pg_catalog.int8 AS claims,
 		pg_catalog.pg_stat_get_dead_tuples(t.oid) AS dead_rows,
@@ -629,7 +630,11 @@ CREATE VIEW @extschema@.idem_stat_table AS
 		GREATEST(pg_catalog.pg_stat_get_last_vacuum_time(t.oid), pg_catalog.pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
 		o.holder AS held_back_by, o.pid AS held_back_by_pid, o.since AS held_back_since,
 		o.transactions AS held_back_transactions
-	FROM pg_catalog.pg_class AS t
+	FROM pg_catalog.pg_extension AS x
+		JOIN pg_catalog.pg_depend AS d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+			AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
+			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+		JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
 		LEFT JOIN LATERAL (
 			SELECT h.holder, h.pid, h.since, h.transactions
 			FROM (
@@ -653,7 +658,7 @@ CREATE VIEW @extschema@.idem_stat_table AS
 			ORDER BY h.transactions DESC, h.since NULLS FIRST
 			LIMIT 1
 		) AS o ON true
-	WHERE t.oid OPERATOR(pg_catalog.=) '@extschema@.idem_claims'::pg_catalog.regclass::pg_catalog.oid;
+	WHERE x.extname OPERATOR(pg_catalog.=) 'idem';
 
 COMMENT ON VIEW @extschema@.idem_stat_table IS
 'size of idem_claims, as the server estimates it, and what keeps VACUUM from removing its dead rows';
@@ -783,12 +788,17 @@ COMMENT ON FUNCTION @extschema@.idem_stat_scopes_counters() IS
 CREATE VIEW @extschema@.idem_stat_scopes AS
 	WITH common (scope, share) AS (
 		SELECT v.scope, v.share
-		FROM pg_catalog.pg_statistic AS s
+		FROM pg_catalog.pg_extension AS x
+			JOIN pg_catalog.pg_depend AS d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+				AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
+				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+			JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
+			JOIN pg_catalog.pg_statistic AS s ON s.starelid OPERATOR(pg_catalog.=) t.oid
 			JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) s.starelid AND a.attnum OPERATOR(pg_catalog.=) s.staattnum,
 			LATERAL (VALUES (s.stakind1, s.stavalues1::pg_catalog.text, s.stanumbers1), (s.stakind2, s.stavalues2::pg_catalog.text, s.stanumbers2),
 				(s.stakind3, s.stavalues3::pg_catalog.text, s.stanumbers3)) AS slot (kind, "values", shares),
 			LATERAL ROWS FROM (pg_catalog.unnest(slot."values"::pg_catalog.text[]), pg_catalog.unnest(slot.shares)) AS v (scope, share)
-		WHERE s.starelid OPERATOR(pg_catalog.=) '@extschema@.idem_claims'::pg_catalog.regclass::pg_catalog.oid
+		WHERE x.extname OPERATOR(pg_catalog.=) 'idem'
 			AND a.attname OPERATOR(pg_catalog.=) 'scope' AND NOT s.stainherit AND slot.kind OPERATOR(pg_catalog.=) 1
 		ORDER BY v.share DESC LIMIT 32
 	)

@@ -132,7 +132,7 @@ init_background_worker(BackgroundWorker *worker, const char *function,
 static void
 init_launcher_worker(BackgroundWorker *worker)
 {
-	init_background_worker(worker, "idem_launcher_main", LAUNCHER_TYPE,
+	init_background_worker(worker, "idem_launcher_main", "idem launcher",
 						   LAUNCHER_RESTART_S);
 }
 

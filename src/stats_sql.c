@@ -2,8 +2,8 @@
  * stats_sql.c
  *	  The statistics of this database as SQL functions.
  *
- * They return plain counters; the views idem_stat_cleanup, idem_stat_claims and idem_metrics
- * present them (sql/idem--1.0.sql).
+ * They return plain counters; the views idem_stat_cleanup, idem_stat_claims, idem_stat_scopes
+ * and idem_metrics present them (sql/idem--1.0.sql).
  */
 #include "postgres.h"
 

@@ -323,6 +323,20 @@ publish_current_error(bool is_retry)
 	return is_news || !is_lasting || !is_retry;
 }
 
+/* Throws the error that was caught, with a hint if it has none. */
+static void
+rethrow_with_hint(void)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ErrorData  *error = CopyErrorData();
+
+	if (error->hint == NULL)
+		error->hint = pstrdup("The worker tries again; expired claims stay until then. idem_stat_cleanup shows the latest error.");
+	FlushErrorState();
+	MemoryContextSwitchTo(old_context);
+	ReThrowError(error);
+}
+
 static void
 worker_error_context(void *arg)
 {
@@ -366,7 +380,7 @@ idem_worker_main(Datum arg)
 		 * process.
 		 */
 		if (publish_current_error(order.retry))
-			PG_RE_THROW();
+			rethrow_with_hint();
 		proc_exit(0);
 	}
 	PG_END_TRY();

@@ -463,7 +463,7 @@ SELECT p.oid::regprocedure FROM pg_proc AS p
 WHERE p.proname LIKE 'idem\_%' AND (p.proname NOT LIKE 'idem\_\_%' OR p.prosecdef OR p.prorettype = 'trigger'::regtype)
 	AND (p.prosqlbody IS NULL OR p.prosecdef)		-- names that are bound at creation, called with the caller's rights
 	AND NOT coalesce(p.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false)
-ORDER BY p.proname;
+ORDER BY p.proname COLLATE "C";
 -- In no body is there a name of ours that is not qualified, but for texts, comments, and
 -- parameters that are named by their function.
 SELECT p.oid::regprocedure AS in_function, name

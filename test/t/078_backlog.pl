@@ -8,12 +8,14 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+use Client;
+
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
-idem.cleanup_batch_size = 10
+idem.cleanup_batch_size = 25
 idem.databases = 'nothing'
 autovacuum = off
 log_min_messages = warning
@@ -81,6 +83,10 @@ like(slurp_file($node->logfile), qr/DETAIL:  3[56]\d\d\d claims were removed in 
 
 # ----- a short one is not logged -----
 
+# Not so short on a busy machine, with small batches
+$node->append_conf('postgresql.conf', 'idem.cleanup_batch_size = 1000');
+$node->reload;
+ok($node->poll_query_until('postgres', q{SELECT current_setting('idem.cleanup_batch_size') = '1000'}), 'larger batches');
 query(q{INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT date_trunc('second', now()), 'completed', i, 'u', '' FROM generate_series(1, 2000) AS i});
 becomes('SELECT NOT backlog AND rows_deleted = 38000 FROM idem_stat_cleanup', 'claims that expired a moment ago are removed');
@@ -96,6 +102,18 @@ like(slurp_file($node->logfile), qr/ERROR:  .*idem_claims.*\n(?:.*\n){0,3}.*HINT
 	'and logged with the database and a hint');
 query('ALTER TABLE idem_claims DROP COLUMN another');
 becomes('SELECT rows_deleted = 38001 FROM idem_stat_cleanup', 'cleaning goes on');
+
+# An error of the server, which has no hint of its own: the worker waits for the table, and is canceled.
+my $holder = Client->new($node, 'app');
+my $errors = query('SELECT errors FROM idem_stat_cleanup');
+$holder->ask('BEGIN; LOCK TABLE idem_claims');
+$node->reload;
+ok($node->poll_query_until('postgres', q{SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idem worker' AND wait_event_type = 'Lock'}),
+	'a worker that waits is canceled');
+becomes("SELECT errors > $errors FROM idem_stat_cleanup", 'which is an error');
+like(slurp_file($node->logfile), qr/ERROR:  canceling statement due to user request\n.*HINT:  The worker tries again; .*\n.*CONTEXT:  removing expired claims in database "app"/,
+	'with a hint, too');
+$holder->quit;
 
 # ----- no launcher -----
 
