@@ -18,10 +18,8 @@
  *	key_of, check_scope, claim_marker	refuse on a node that is not admitted, see "Rights"
  *	latest_row			is in PL/pgSQL, since Citus refuses to plan an SQL function that
  *						reads a distributed table and has parameters
- *	claim_key			tries the common case at once: idem__citus_claim_at_once()
-
- *	claim_at_once, claim_all_at_once, complete_at_once
- *						do nothing: the slow path decides
+ *	claim_at_once, complete_at_once	decide the common case in one or two statements of Citus
+ *	claim_all_at_once		does nothing: a batch is claimed one by one
  *	lock_key			does nothing, see "Tokens"
  *	lease_token			draws the token of a lease, see "Tokens"
  *	keep_fence			writes the row of a lease, see "Fences"
@@ -240,114 +238,141 @@ $$;
 
 -- ----- claiming -----
 
--- The common case of a transactional claim: READ COMMITTED, a scope without a row in
--- idem_scopes, and nobody in the way.  Decides as idem__claim_key() of sql/idem-portable.sql does,
--- with one statement of Citus if the key is new, and two if it is completed.  NULL: it is another
--- case, and nothing has happened.
-CREATE FUNCTION @extschema@.idem__citus_claim_at_once(key @extschema@.idem__key, fingerprint bytea)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	caller_timeout constant text := current_setting('lock_timeout');
-	ttl_before constant interval := @extschema@.idem__citus_plain_ttl(key.scope);
-	-- A second more than promised, so that the promise holds however long the insert takes.
-	expires_at constant timestamptz := @extschema@.idem__whole_second(clock_timestamp() + interval '1 second' + ttl_before);
-	stored_fingerprint bytea;
-	answer @extschema@.idem__answer;
-	ignored text;
-BEGIN
-	IF ttl_before IS NULL THEN
-		RETURN NULL;
-	END IF;
-	BEGIN
-		ignored := set_config('lock_timeout', '1', true);
-		INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope, fingerprint)
-		VALUES (expires_at, 'completed', key.request_id, key.user_id, key.scope, fingerprint)
-		ON CONFLICT (request_id, user_id, scope) DO NOTHING;
-		IF FOUND THEN
-			answer.outcome := 'claimed';
-			answer.expires_at := expires_at;
-			LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
-		ELSE
-			SELECT 'completed', c.result, c.progress, c.expires_at, c.lease_until, c.fingerprint
-			INTO STRICT answer.outcome, answer.result, answer.progress, answer.expires_at, answer.lease_until, stored_fingerprint
-			FROM @extschema@.idem_claims AS c
-			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state = 'completed';
-		END IF;
-		IF @extschema@.idem__citus_plain_ttl(key.scope) IS DISTINCT FROM ttl_before OR stored_fingerprint <> fingerprint
-			OR (answer.outcome = 'claimed' AND expires_at < clock_timestamp() + ttl_before) THEN
-			RAISE no_data_found;
-		END IF;
-		ignored := set_config('lock_timeout', caller_timeout, true);
-	EXCEPTION
-		WHEN lock_not_available OR no_data_found OR too_many_rows THEN
-			RETURN NULL;
-	END;
-	IF answer.outcome = 'claimed' THEN
-		ignored := @extschema@.idem__note('+', @extschema@.idem__held_text(key));
-	ELSE
-		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), 'completed', answer.result);
-	END IF;
-	RETURN answer;
-END
-$$;
-
--- The ttl of a scope without a row in idem_scopes; NULL for any other scope.
-CREATE FUNCTION @extschema@.idem__citus_plain_ttl(of_scope text)
-RETURNS interval
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	ttl interval;
-BEGIN
-	SELECT @extschema@.idem__without_days(d.ttl) INTO ttl FROM @extschema@.idem_settings AS d
-	WHERE d.scopes = 'any' AND NOT EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C");
-	RETURN ttl;
-END
-$$;
-
-CREATE FUNCTION @extschema@.idem__citus_claim_key(
-	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
-	lease interval, progress jsonb, strict boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	answer @extschema@.idem__answer;
-BEGIN
-	IF lease IS NULL AND current_setting('transaction_isolation') = 'read committed' AND current_setting('transaction_read_only') = 'off' THEN
-		answer := @extschema@.idem__citus_claim_at_once(key, fingerprint);
-		IF answer.outcome IS NOT NULL THEN
-			RETURN answer;
-		END IF;
-	END IF;
-	RETURN @extschema@.idem__local_claim_key(command, key, fingerprint, deadline, lease, progress, strict);
-END
-$$;
-
--- ----- claiming -----
-
--- Those of sql/idem-portable.sql rest on locks that a statement takes before its snapshot, and
--- find rows by their place.
+-- Takes the place of idem__claim_at_once() of sql/idem-portable.sql, which rests on locks that a
+-- statement takes before its snapshot, and finds rows by their place.  This one decides as
+-- idem__claim_key() does: it re-checks the policy under its lock.  It takes one statement of
+-- Citus if the key is new, two if it is completed.  The others read replicas of this node, see
+-- idem__citus_place_reads().
+--
+-- The plans of both statements are kept: otherwise Citus plans them anew in each call, before it
+-- plans them for the shard.  Each calls clock_timestamp(), because it is volatile.  Otherwise
+-- Citus 13.2.1 and later keep one more plan for the shard in each call, 20 kB or more, until the
+-- session ends.
 CREATE FUNCTION @extschema@.idem__citus_claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
 	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql
+SET lock_timeout = '100' SET plan_cache_mode = force_generic_plan SET citus.enable_ddl_propagation = off
 AS $$
+DECLARE
+	ttl interval;
+	of_policy text;				-- what the row of the scope says; NULL: it has none
+	promised timestamptz;
+	is_plain boolean;
+	held text;
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
+	-- As in sql/idem-portable.sql
+	IF (octet_length(of_user) BETWEEN 1 AND 255 AND octet_length(of_request) BETWEEN 1 AND 255 AND octet_length(of_scope) <= 255
+			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
+			AND CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') COLLATE "C" ~ '^(|-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$'
+				ELSE wait >= interval '100 milliseconds' AND NOT @extschema@.idem__has_months(wait) END
+			AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+			AND current_setting('transaction_read_only') = 'off'
+			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+		RETURN;
+	END IF;
+	-- No row: the policy is another one, or this node is not admitted.
+	SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl)), p.expired || coalesce(p.ttl::text, '') INTO ttl, of_policy
+	FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
+	WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END
+		AND (SELECT g.groupid FROM pg_dist_local_group AS g) = ANY (@extschema@.idem__citus_admitted());
+	IF NOT FOUND THEN
+		RETURN;
+	END IF;
+
+	-- A second more than promised, so that the promise holds however long the insert takes.
+	promised := @extschema@.idem__whole_second(clock_timestamp() + interval '1 second' + ttl);
+	BEGIN
+		INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope, fingerprint)
+		VALUES (greatest(promised, clock_timestamp()), 'completed', of_request, of_user, of_scope, of_fingerprint)
+		ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+		IF FOUND THEN
+			outcome := 'claimed';
+			expires_at := promised;
+			LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
+			is_plain := promised >= clock_timestamp() + ttl;
+		ELSE
+			SELECT 'completed', c.state = 'completed' AND (c.fingerprint <> of_fingerprint) IS NOT TRUE
+					AND (of_policy IS NULL OR of_policy ^@ 'protect' OR c.expires_at > clock_timestamp()),
+				c.result, c.progress, c.expires_at, c.lease_until
+			INTO outcome, is_plain, result, progress, expires_at, lease_until
+			FROM @extschema@.idem_claims AS c
+			WHERE c.user_id = of_user AND c.request_id = of_request AND c.scope = of_scope;
+		END IF;
+		-- The transaction that the insert waited for may have changed the policy.
+		IF is_plain IS NOT TRUE OR (SELECT p.expired || coalesce(p.ttl::text, '') || CASE p.key_time WHEN 'any' THEN '' ELSE p.key_time END
+				FROM @extschema@.idem_scopes AS p WHERE p.scope = of_scope COLLATE "C") IS DISTINCT FROM of_policy THEN
+			RAISE SQLSTATE 'ID001';
+		END IF;
+	EXCEPTION
+		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+			outcome := NULL;
+			RETURN;
+	END;
+	held := jsonb_build_array(of_user, of_request, of_scope)::text;
+	IF outcome = 'claimed' THEN
+		ignored := @extschema@.idem__note('+', held);
+	ELSE
+		ignored := @extschema@.idem__note_answer(held, outcome, result);
+	END IF;
 END
 $$;
 
+-- A batch is claimed one by one.
 CREATE FUNCTION @extschema@.idem__citus_claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT false $$;
 
+-- Stores the result of a request that this transaction has claimed and not settled.
+CREATE FUNCTION @extschema@.idem__citus_store(of_user text, of_request text, of_scope text, new_result jsonb, remembered_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	UPDATE @extschema@.idem_claims AS c SET result = new_result, expires_at = greatest(c.expires_at, remembered_until)
+	WHERE c.user_id = of_user AND c.request_id = of_request AND c.scope = of_scope
+		AND @extschema@.idem__is_ours(c.xmin) AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL;
+	RETURN FOUND;
+END
+$$;
+
+-- As idem__complete_at_once() of sql/idem-portable.sql, which says why; the note names the row.
 CREATE FUNCTION @extschema@.idem__citus_complete_at_once(new_result jsonb)
 RETURNS boolean
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT false $$;
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+	latest constant text := current_setting('idem_held.latest', true);
+	named jsonb;
+	of_scope text;
+	ttl interval;
+	bytes_max int4;
+	ignored text;
+BEGIN
+	IF (latest ^@ '+[' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
+			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+		RETURN false;
+	END IF;
+	BEGIN
+		named := substr(latest, 2);
+	EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
+		RETURN false;			-- a forged note
+	END;
+	of_scope := named ->> 2;
+	SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl)), coalesce(p.result_max_bytes, d.result_max_bytes) INTO ttl, bytes_max
+	FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C";
+	IF (pg_column_size(to_jsonb(new_result)) - 4 <= bytes_max
+			AND @extschema@.idem__citus_store(named ->> 0, named ->> 1, of_scope, new_result,
+				@extschema@.idem__whole_second(clock_timestamp() + ttl))) IS NOT TRUE THEN
+		RETURN false;
+	END IF;
+	ignored := set_config('idem_held.latest', '-' || substr(latest, 2), true);
+	RETURN true;
+END
+$$;
 
 -- ----- leases -----
 
@@ -756,10 +781,6 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
 	ALTER FUNCTION @extschema@.idem__claim_marker(@extschema@.idem__key, text) RENAME TO idem__local_claim_marker;
 	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text) RENAME TO idem__claim_marker;
-	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
-		RENAME TO idem__local_claim_key;
-	ALTER FUNCTION @extschema@.idem__citus_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
-		RENAME TO idem__claim_key;
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[]), @extschema@.idem__complete_at_once(jsonb),
@@ -778,9 +799,8 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__is_ours(xid) IMMUTABLE;
 	-- Nor does it plan a query without the values of its parameters, as the callers of this one ask.
 	ALTER FUNCTION @extschema@.idem__row_of_note(text) SET plan_cache_mode = force_custom_plan;
-	ALTER FUNCTION @extschema@.idem__local_claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(@extschema@.idem__key, bytea) SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
 END
@@ -911,7 +931,8 @@ BEGIN
 		SELECT p.oid FROM pg_proc AS p
 		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem__' AND p.prokind = 'f'
 			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
-			AND p.prosrc ~ '[.]idem_(settings|scopes|secret)(_[0-9]+)? AS ' AND p.prosrc !~ '[.]idem_claims'
+			AND p.prosrc ~ '[.]idem_(settings|scopes|secret)(_[0-9]+)? AS '
+			AND (p.prosrc !~ '[.]idem_claims' OR p.proname = 'idem__claim_at_once')
 	LOOP
 		definition := pg_get_functiondef(routine);
 		FOR replica IN
@@ -923,6 +944,37 @@ BEGIN
 		END LOOP;
 		IF definition <> pg_get_functiondef(routine) THEN
 			EXECUTE definition;
+		END IF;
+	END LOOP;
+END
+$$;
+
+-- Makes functions that read claims easy for Citus.  Instead of calling idem__has_key() they
+-- compare the three columns: Citus looks for the user in a query before the function is inlined.
+-- And their plans are not kept, see idem__citus_claim_at_once(): otherwise each call would leave
+-- more behind in the memory of its session.
+CREATE FUNCTION @extschema@.idem__citus_ease_planning()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	routine record;
+	definition text;
+BEGIN
+	FOR routine IN
+		SELECT p.oid::regprocedure AS name, (p.proconfig::text ~ 'plan_cache_mode') IS NOT TRUE AS keeps_plans
+		FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND l.lanname = 'plpgsql' AND p.prokind = 'f'
+			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+			AND p.prosrc ~ '[.]idem_claims AS c'
+	LOOP
+		definition := replace(pg_get_functiondef(routine.name), '@extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)',
+			'c.user_id = key.user_id AND c.request_id = key.request_id AND c.scope = key.scope');
+		IF definition <> pg_get_functiondef(routine.name) THEN
+			EXECUTE definition;
+		END IF;
+		IF routine.keeps_plans THEN
+			EXECUTE pg_catalog.format('ALTER FUNCTION %s SET plan_cache_mode = force_custom_plan', routine.name);
 		END IF;
 	END LOOP;
 END
@@ -958,7 +1010,7 @@ BEGIN
 	RETURN QUERY SELECT t.done FROM @extschema@.idem__citus_share_tokens() AS t (done);
 
 	PERFORM @extschema@.idem__citus_replace_functions();
-	PERFORM @extschema@.idem__citus_place_reads(), @extschema@.idem__citus_admit(groups);
+	PERFORM @extschema@.idem__citus_place_reads(), @extschema@.idem__citus_ease_planning(), @extschema@.idem__citus_admit(groups);
 	shared := @extschema@.idem__citus_share_functions();
 	IF shared > 0 THEN
 		RETURN NEXT pg_catalog.format('functions: %s made on all nodes', shared);
