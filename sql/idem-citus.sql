@@ -22,6 +22,7 @@
  *	claim_all_at_once		does nothing: a batch is claimed one by one
  *	lock_key			does nothing, see "Tokens"
  *	lease_token			draws the token of a lease, see "Tokens"
+ *	check_sink			refuses a table that is not colocated with claims
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
@@ -371,6 +372,37 @@ BEGIN
 	END IF;
 	ignored := set_config('idem_held.latest', '-' || substr(latest, 2), true);
 	RETURN true;
+END
+$$;
+
+-- ----- sinks -----
+
+-- The trigger of a sink runs on the node of the row's shard.  So the claim has to be there, too:
+-- otherwise Citus refuses it, or with citus.allow_nested_distributed_execution commits it apart
+-- from the row.  Nor does Citus commit a table of one node together with a shard of another one.
+CREATE FUNCTION @extschema@.idem__citus_check_sink(relation oid, trigger_name name, fired text, arguments int4,
+	scope text, user_column text, request_column text)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	table_name constant text := (SELECT t.typname FROM pg_type AS t WHERE t.typrelid = relation);		-- pg_class hides shards
+	shard constant int8 := substring(table_name FROM '_([0-9]{1,18})$');
+	logical record;
+BEGIN
+	SELECT d.logicalrelid::text AS name, d.colocationid = c.colocationid AND d.partmethod = 'h'
+		AND column_to_column_name(d.logicalrelid, d.partkey) = user_column AS has_claims
+	INTO logical
+	FROM pg_dist_shard AS s JOIN pg_dist_partition AS d ON d.logicalrelid = s.logicalrelid,
+		pg_dist_partition AS c
+	WHERE s.shardid = shard AND relation_is_a_known_shard(relation::regclass) AND c.logicalrelid = '@extschema@.idem_claims'::regclass;
+	IF logical.has_claims IS NOT TRUE THEN
+		PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is not distributed together with idem_claims by column "%s"',
+				coalesce(logical.name, table_name), user_column),
+			'Distribute the table of a sink by the user''s column, colocated with the table that was passed to idem_distribute().',
+			'The row and its claim could not be committed together.');
+	END IF;
+	RETURN @extschema@.idem__local_check_sink(relation, trigger_name, fired, arguments, scope, user_column, request_column);
 END
 $$;
 
@@ -781,6 +813,8 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
 	ALTER FUNCTION @extschema@.idem__claim_marker(@extschema@.idem__key, text) RENAME TO idem__local_claim_marker;
 	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text) RENAME TO idem__claim_marker;
+	ALTER FUNCTION @extschema@.idem__check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__local_check_sink;
+	ALTER FUNCTION @extschema@.idem__citus_check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__check_sink;
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[]), @extschema@.idem__complete_at_once(jsonb),
@@ -802,6 +836,8 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
+	-- It reads pg_class, where Citus hides shards.
+	ALTER FUNCTION @extschema@.idem__local_check_sink(oid, name, text, int4, text, text, text) SET citus.override_table_visibility = off;
 	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
 END
 $$;
