@@ -191,7 +191,8 @@ END
 $$;
 
 -- All functions that run as their owner and take ids or a scope call one of these two first; the
--- trigger of a sink calls idem__citus_claim_marker(), and those that clean idem__citus_clean().
+-- trigger of a sink calls idem__citus_check_sink() and idem__citus_claim_marker(), and those that
+-- clean idem__citus_clean().
 CREATE FUNCTION @extschema@.idem__citus_key_of(user_id text, request_id text, scope text)
 RETURNS @extschema@.idem__key
 LANGUAGE plpgsql
@@ -390,6 +391,7 @@ DECLARE
 	shard constant int8 := substring(table_name FROM '_([0-9]{1,18})$');
 	logical record;
 BEGIN
+	PERFORM @extschema@.idem__citus_require_admission();
 	SELECT d.logicalrelid::text AS name, d.colocationid = c.colocationid AND d.partmethod = 'h'
 		AND column_to_column_name(d.logicalrelid, d.partkey) = user_column AS has_claims
 	INTO logical
@@ -923,6 +925,10 @@ BEGIN
 	-- sql/idem-move.sql tells by this table that idem is distributed.
 	-- A superuser can distribute what belongs to another role; draws are made as that role.
 	IF to_regclass('@extschema@.idem_token_source') IS NULL THEN
+		-- So far the sequence has counted tokens; from now on, blocks.  The first block must be above
+		-- all tokens, but not above as many blocks: otherwise each way back to one server and to
+		-- the cluster again would make tokens longer by six digits, and they have at most 18.
+		PERFORM setval('@extschema@.idem_token_seq', t.last_value / 1000000 + 1) FROM @extschema@.idem_token_seq AS t;
 		CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
 		INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
 		EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_source OWNER TO %s', '@extschema@', owner);

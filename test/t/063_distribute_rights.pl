@@ -70,6 +70,7 @@ GRANT USAGE ON SCHEMA citus TO PUBLIC;
 GRANT SELECT ON pg_catalog.pg_dist_node, pg_catalog.pg_dist_local_group, pg_catalog.pg_dist_partition, pg_catalog.pg_dist_shard,
 	pg_catalog.pg_dist_placement, pg_catalog.pg_dist_object, pg_catalog.pg_dist_schema TO PUBLIC;
 CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+CREATE FUNCTION pg_catalog.relation_is_a_known_shard(regclass) RETURNS bool LANGUAGE sql AS 'SELECT $1::text ~ ''_[0-9]+$''';
 CREATE FUNCTION pg_catalog.citus_is_coordinator() RETURNS bool LANGUAGE sql AS 'SELECT true';
 CREATE FUNCTION pg_catalog.create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql SECURITY DEFINER
 	AS 'INSERT INTO pg_dist_partition VALUES ($1, ''h'', 1)';
@@ -91,7 +92,7 @@ BEGIN
 	RETURN NEXT;
 END $$};
 # Settings of a library that is not loaded are for superusers.
-$node->safe_psql('postgres', 'GRANT SET ON PARAMETER citus.enable_ddl_propagation, citus.allow_nested_distributed_execution TO owner');
+$node->safe_psql('postgres', 'GRANT SET ON PARAMETER citus.enable_ddl_propagation, citus.allow_nested_distributed_execution, citus.override_table_visibility TO owner');
 
 # ----- what others have put into the schema -----
 
@@ -168,6 +169,10 @@ GRANT SELECT (request_id) ON requests.idem_claims TO app});
 		FROM pg_class AS c WHERE c.oid = 'requests.idem_unsettled'::regclass};
 	my $view_before = as('owner', $database, $view);
 	like($view_before, qr/FROM .*idem_claims.*security_barrier/s, 'a view reads the claims');
+	my $sizes = q{SELECT count(*) FROM requests.idem_metrics WHERE name ~ '^idempotency_claims'};
+	is(as('owner', $database, $sizes), '3', 'the metrics have the size of the claims');
+	# Tokens that one server has drawn
+	as('owner', $database, q{SELECT setval('requests.idem_token_seq', 98765432109876)});
 	like(as($by, $database, q{SELECT requests.idem_distribute('accounts'::regclass)}), qr/^idem_claims: distributed together with public.accounts$/m,
 		"distributed by $by together with a table of another collation");
 	is(as('owner', $database, q{SELECT attcollation::regcollation FROM pg_attribute WHERE attrelid = 'requests.idem_claims'::regclass AND attname = 'user_id'}),
@@ -190,8 +195,35 @@ SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_pr
 	  for 'TABLE requests.idem_token_source', 'INSERT INTO requests.idem_token_source VALUES (777)', 'DELETE FROM requests.idem_token_source',
 	  'TRUNCATE requests.idem_token_source', 'BEGIN; LOCK TABLE requests.idem_token_source IN ACCESS SHARE MODE';
 	as('owner', $database, 'CREATE TABLE requests.idem_token_blocks_1 (LIKE requests.idem_token_blocks INCLUDING ALL)');	# the shard
-	like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'r', lease => '1 min')"), qr/^claimed\|\d+$/, 'leases are claimed');
+	like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'r', lease => '1 min')"),
+		qr/^claimed\|9876543[3-9]\d{6}$/, 'leases are claimed, and tokens are higher than before, but not longer');
+	is(as('owner', $database, $sizes), '0', 'the metrics do not have the size of the table of this node');
 }
+
+# ----- sinks -----
+
+# The table of a sink has to be distributed with the claims, by the user's column.
+as('owner', $database, q{
+CREATE TABLE sinks (user_id text, request_id text);
+CREATE TABLE sinks_77 (user_id text, request_id text);
+GRANT INSERT, TRIGGER ON sinks, sinks_77 TO app});
+$node->safe_psql($database, q{INSERT INTO pg_dist_shard VALUES ('sinks', 77); INSERT INTO pg_dist_partition VALUES ('sinks', 'h', 9, 'user_id')});
+for my $table ('sinks', 'sinks_77')
+{
+	as('app', $database, qq{CREATE TRIGGER sink BEFORE INSERT ON $table FOR EACH ROW EXECUTE FUNCTION requests.idem_skip_duplicates('', 'user_id', 'request_id')});
+	like(error_of('app', $database, "INSERT INTO $table VALUES ('u', 'sink')"),
+		qr/ERROR:  table "(public\.)?sinks" is not distributed together with idem_claims by column "user_id"\nDETAIL:  .*\nHINT:  Distribute the table of a sink/,
+		"$table: refused");
+}
+$node->safe_psql($database, q{UPDATE pg_dist_partition SET colocationid = 1, partkey = 'request_id' WHERE colocationid = 9});
+like(error_of('app', $database, "INSERT INTO sinks_77 VALUES ('u', 'sink')"), qr/ERROR:  table "public.sinks" is not/, 'distributed by another column: refused');
+$node->safe_psql($database, q{UPDATE pg_dist_partition SET partkey = 'user_id' WHERE logicalrelid = 'sinks'::regclass});
+as('app', $database, "INSERT INTO sinks_77 VALUES ('u', 'sink'), ('u', 'sink')");
+is(as('owner', $database, 'SELECT count(*) FROM sinks_77'), '1', 'together with the claims: guarded');
+$node->safe_psql($database, q{
+DELETE FROM pg_dist_shard WHERE shardid = 77;
+DELETE FROM pg_dist_partition WHERE logicalrelid = 'sinks'::regclass;
+DROP TABLE sinks, sinks_77});
 
 # ----- a node that was added -----
 
