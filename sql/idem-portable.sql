@@ -439,7 +439,7 @@ AS $$
 		(d).scopes IS NOT DISTINCT FROM 'declared' AND (p).failed IS NULL		-- NULL: there is no row
 $$;
 
--- The policy of a scope.  (Replaced by sql/idem-citus.sql.)
+-- The policy of a scope.
 CREATE FUNCTION @extschema@.idem__policy(of_scope text)
 RETURNS TABLE (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
@@ -2145,7 +2145,7 @@ END
 $$;
 
 -- Raises an error unless the trigger is one that idem_skip_duplicates() can serve.  True: its
--- table is a partition.
+-- table is a partition.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__check_sink(relation oid, trigger_name name, fired text, arguments int4,
 	scope text, user_column text, request_column text)
 RETURNS boolean
