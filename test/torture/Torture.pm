@@ -1,0 +1,88 @@
+# What the torture tests share: the setting, the seed, and figures.
+#
+# TORTURE_SETTING (quick or full), TORTURE_SEED and TORTURE_SCALE come from test/torture/run.
+
+package Torture;
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases faults_in);
+
+my $seed;
+
+sub is_full
+{
+	return ($ENV{TORTURE_SETTING} // 'quick') eq 'full';
+}
+
+# Seeds Perl's generator, too
+sub seed
+{
+	if (!defined $seed)
+	{
+		$seed = $ENV{TORTURE_SEED} || int rand 1_000_000_000;
+		srand $seed;
+		note "seed $seed";
+	}
+	return $seed;
+}
+
+sub quick_or_full
+{
+	my ($quick, $full) = @_;
+	my $scaled = int($full * ($ENV{TORTURE_SCALE} || 1));
+
+	return is_full() ? ($scaled > $quick ? $scaled : $quick) : $quick;
+}
+
+# The driver prints it.
+sub figure
+{
+	my ($name, $value) = @_;
+
+	diag "figure: $name: $value";
+	return;
+}
+
+# A cluster that is not started
+sub make_node
+{
+	my ($name, $settings, %options) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(%options);
+	$node->append_conf('postgresql.conf', "max_connections = 200\n$settings");
+	return $node;
+}
+
+# One database an edition
+sub make_databases
+{
+	my ($node) = @_;
+
+	for ([ c => 'idem' ], [ portable => 'idem_portable' ])
+	{
+		my ($database, $extension) = @$_;
+		$node->safe_psql('postgres', "CREATE DATABASE $database");
+		$node->safe_psql($database, "CREATE EXTENSION $extension; CREATE EXTENSION amcheck");
+	}
+	return qw(c portable);
+}
+
+# Lines of the server's log that nothing may cause. killed: the test itself kills processes
+sub faults_in
+{
+	my ($node, $killed) = @_;
+	my $fault = qr/TRAP:|PANIC:|ERROR: +XX|WARNING:.*(?: leak|not closed)|was terminated by signal (?!9\b)/;
+
+	$fault = qr/$fault|was terminated by signal/ if !$killed;
+	return join "\n", grep { /$fault/ } split /\n/, slurp_file($node->logfile);
+}
+
+1;
