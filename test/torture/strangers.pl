@@ -227,7 +227,7 @@ for my $database (sort keys %extension)
 			refused($role, $database, "SET $_ = 'declared'") for qw(idem.scopes);
 		}
 	}
-	is(join("\n", grep { defined } @$wrong[ 0 .. 19 ]), '', "$database: each role, each object: $attempts attempts");
+	is(join("\n", grep { defined } (@$wrong)[ 0 .. 19 ]), '', "$database: each role, each object: $attempts attempts");
 	figure("$database, each role and object", "$attempts attempts, " . @$wrong . ' successes');
 }
 
