@@ -266,7 +266,7 @@ sub not_refused
 					WHEN 'text[]' THEN '''{x}''' WHEN 'regprocedure' THEN '''now()''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
 		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype <> 'trigger'::regtype
-			AND p.proname !~ '^idem_(fingerprint|stat_.*)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
+			AND p.proname !~ '^idem_(fingerprint|stat_.*|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
 		ORDER BY p.oid::regprocedure::text});
 	my ($out, $err) = ('', '');
 	IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr($database) ], '<', \$calls, '>', \$out, '2>', \$err);
