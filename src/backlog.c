@@ -8,9 +8,10 @@
  * batch ended to now.  "Now" moves on while the worker removes: a worker that is slower than
  * the claims expire never arrives.
  *
- * A large batch of claims that expire together is a backlog too, for a fraction of a second.
- * Only one whose oldest claim has been expired for a minute is reported in the log, once, and
- * once again when it is drained.
+ * A large batch of claims that expire together is a backlog too, for a fraction of a second; and
+ * claims that nobody announced, such as replicated ones, are found a minute late.  Only a backlog
+ * whose oldest claim has been expired for five minutes is reported in the log, once, and once
+ * again when it is drained.
  */
 #include "postgres.h"
 

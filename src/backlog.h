@@ -10,7 +10,7 @@
 #include "stats.h"
 
 /* A backlog is reported in the log if its oldest claim has been expired for longer. */
-#define IDEM_BACKLOG_LATE (60 * USECS_PER_SEC)
+#define IDEM_BACKLOG_LATE (300 * USECS_PER_SEC)
 
 typedef enum IdemBacklogNews
 {

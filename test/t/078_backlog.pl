@@ -15,7 +15,7 @@ $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
-idem.cleanup_batch_size = 25
+idem.cleanup_batch_size = 9000
 idem.databases = 'nothing'
 autovacuum = off
 log_min_messages = warning
@@ -52,45 +52,54 @@ is(query('SELECT backlog_since, backlog_rows_deleted, backlog_done FROM idem_sta
 
 query(q{INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT date_trunc('second', now()) - make_interval(secs => i / 10), 'completed', i, 'u', '' FROM generate_series(36000, 1, -1) AS i});
-$node->append_conf('postgresql.conf', "idem.databases = 'app'");
-my $seen = '';
-my $last_done = 0;
-my $activity = '';
-my $steps_back = 0;
-$node->reload;
-for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+# The worker waits for this lock before a batch. A session that releases it, and asks for it again
+# at once, gets it behind that batch, and before the next one.
+my $holder = Client->new($node, 'app');
+my $lock = 'BEGIN; LOCK TABLE idem_claims IN SHARE MODE';
+
+sub worker_waits
 {
-	my $state = query(q{SELECT backlog_since IS NOT NULL, backlog_rows_deleted, backlog_done, rows_deleted = 36000 FROM idem_stat_cleanup});
-	my ($is_backlog, $rows, $done, $is_over) = split /\|/, $state;
-	last if $is_over eq 't';
-	next if $is_backlog ne 't';
-	$steps_back++ if $done < $last_done - 0.01;
-	$last_done = $done;
-	$seen = $state if $rows > 0;
-	my $text = $node->safe_psql('postgres', q{SELECT query FROM pg_stat_activity WHERE backend_type = 'idem worker'});
-	$activity = $text if $text =~ /backlog/;
+	return $node->poll_query_until('app', q{SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+		WHERE l.relation = 'idem_claims'::regclass AND NOT l.granted AND a.backend_type = 'idem worker')});
 }
-isnt($seen, '', "its progress is seen: $seen");
-is($steps_back, 0, 'and never goes back');
-like($activity, qr/^removing expired claims: backlog since \S+ \S+, \d+ removed, \d+ % of the time done$/, 'in pg_stat_activity, too');
+
+$holder->ask($lock);
+$node->append_conf('postgresql.conf', "idem.databases = 'app'");
+$node->reload;
+ok(worker_waits(), 'the worker waits for the table');
+is($holder->ask(q{SELECT query FROM pg_stat_activity WHERE backend_type = 'idem worker'}), 'removing expired claims', 'and knows of no backlog yet');
+my @done;
+for my $batch (1 .. 3)
+{
+	$holder->ask("COMMIT; $lock");
+	ok(worker_waits(), "batch $batch");
+	is($holder->ask('SELECT backlog, backlog_since < clock_timestamp(), backlog_rows_deleted FROM idem_stat_cleanup'), 't|t|' . 9000 * $batch,
+		'rows that are removed');
+	push @done, $holder->ask('SELECT backlog_done FROM idem_stat_cleanup');
+	like($holder->ask(q{SELECT query FROM pg_stat_activity WHERE backend_type = 'idem worker'}),
+		qr/^removing expired claims: backlog since \S+ \S+, ${\(9000 * $batch)} removed, \d+ % of the time done$/, 'in pg_stat_activity, too');
+}
+is($done[0], 0, 'progress begins at 0');
+cmp_ok(abs($done[1] - 1 / 3), '<', 0.1, 'then a third of the rest is done');
+cmp_ok(abs($done[2] - 2 / 3), '<', 0.1, 'then two thirds');
+is($holder->ask(q{SELECT value BETWEEN 0.5 AND 0.8 FROM idem_metrics WHERE name = 'idempotency_cleanup_backlog_done_ratio'}), 't', 'in the metrics, too');
+$holder->ask('COMMIT');
 becomes('SELECT NOT backlog AND backlog_since IS NULL AND backlog_done IS NULL AND rows_deleted = 36000 FROM idem_stat_cleanup', 'then it is over');
 is(lines_of_log('removal of expired claims is behind'), 1, 'its begin is logged once');
 is(lines_of_log('removal of expired claims is up to date again'), 1, 'its end is logged once');
 like(slurp_file($node->logfile),
 	qr/claims is behind\n.*DETAIL:  Claims that expired at .* are still there\.\n.*HINT:  .*\n.*CONTEXT:  removing expired claims in database "app"/,
 	'with the database and a hint');
-like(slurp_file($node->logfile), qr/DETAIL:  3[56]\d\d\d claims were removed in [\d.]+ s\./, 'and how many claims there were');
+like(slurp_file($node->logfile), qr/DETAIL:  36000 claims were removed in [\d.]+ s\./, 'and how many claims there were');
 
 # ----- a short one is not logged -----
 
-# Not so short on a busy machine, with small batches
-$node->append_conf('postgresql.conf', 'idem.cleanup_batch_size = 1000');
-$node->reload;
-ok($node->poll_query_until('postgres', q{SELECT current_setting('idem.cleanup_batch_size') = '1000'}), 'larger batches');
 query(q{INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
-	SELECT date_trunc('second', now()), 'completed', i, 'u', '' FROM generate_series(1, 2000) AS i});
-becomes('SELECT NOT backlog AND rows_deleted = 38000 FROM idem_stat_cleanup', 'claims that expired a moment ago are removed');
-is(lines_of_log('removal of expired claims'), 2, 'and not logged');
+	SELECT date_trunc('second', now()), 'completed', i, 'u', '' FROM generate_series(1, 20000) AS i});
+$node->reload;		# Nobody has announced these rows.
+becomes('SELECT NOT backlog AND rows_deleted = 56000 FROM idem_stat_cleanup', 'claims that expired a moment ago are removed');
+is(lines_of_log('removal of expired claims'), 2, 'and not logged')
+  or diag(join '', grep { /removal|DETAIL/ } split /^/, slurp_file($node->logfile));
 
 # ----- errors -----
 
@@ -101,10 +110,9 @@ becomes('SELECT errors > 0 FROM idem_stat_cleanup', 'an error is counted');
 like(slurp_file($node->logfile), qr/ERROR:  .*idem_claims.*\n(?:.*\n){0,3}.*HINT:  .*\n(?:.*\n)?.*CONTEXT:  .*removing expired claims in database "app"/,
 	'and logged with the database and a hint');
 query('ALTER TABLE idem_claims DROP COLUMN another');
-becomes('SELECT rows_deleted = 38001 FROM idem_stat_cleanup', 'cleaning goes on');
+becomes('SELECT rows_deleted = 56001 FROM idem_stat_cleanup', 'cleaning goes on');
 
 # An error of the server, which has no hint of its own: the worker waits for the table, and is canceled.
-my $holder = Client->new($node, 'app');
 my $errors = query('SELECT errors FROM idem_stat_cleanup');
 $holder->ask('BEGIN; LOCK TABLE idem_claims');
 $node->reload;
