@@ -243,8 +243,8 @@ $$;
 -- Takes the place of idem__claim_at_once() of sql/idem-portable.sql, which rests on locks that a
 -- statement takes before its snapshot, and finds rows by their place.  This one decides as
 -- idem__claim_key() does: it re-checks the policy under its lock.  It takes one statement of
--- Citus if the key is new, two if it is completed.  The others read replicas of this node, see
--- idem__citus_place_reads().
+-- Citus if the key is new, two if it is completed.  Its other statements read replicas of this
+-- node, see idem__citus_place_reads().
 --
 -- The plans of both statements are kept: otherwise Citus plans them anew in each call, before it
 -- plans them for the shard.  Each calls clock_timestamp(), because it is volatile.  Otherwise
@@ -957,9 +957,9 @@ BEGIN
 END
 $$;
 
--- Has those functions read the replicas of this node as plain tables that read nothing else: for
--- Citus it takes as long to plan a read of idem_scopes as the insert of a claim.  A replica has
--- the same name on all nodes.
+-- Has those functions read the replicas of this node as plain tables that read nothing else, and
+-- idem__claim_at_once(), no statement of which reads both: for Citus it takes as long to plan a
+-- read of idem_scopes as the insert of a claim.  A replica has the same name on all nodes.
 CREATE FUNCTION @extschema@.idem__citus_place_reads()
 RETURNS void
 LANGUAGE plpgsql
