@@ -254,7 +254,7 @@ CREATE FUNCTION @extschema@.idem__citus_claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
 	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql
-SET lock_timeout = '100' SET plan_cache_mode = force_generic_plan SET citus.enable_ddl_propagation = off
+SET lock_timeout = '100' SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	ttl interval;
@@ -837,6 +837,7 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__row_of_note(text) SET plan_cache_mode = force_custom_plan;
 	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
 		SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem__claim_at_once(text, text, text, bytea, interval) SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
 	-- It reads pg_class, where Citus hides shards.
 	ALTER FUNCTION @extschema@.idem__local_check_sink(oid, name, text, int4, text, text, text) SET citus.override_table_visibility = off;
