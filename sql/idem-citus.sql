@@ -312,9 +312,9 @@ BEGIN
 			outcome := NULL;
 			RETURN;
 	END;
-	held := jsonb_build_array(of_user, of_request, of_scope)::text;
+	held := @extschema@.idem__held_text(ROW (of_user, of_request, of_scope)::@extschema@.idem__key);
 	IF outcome = 'claimed' THEN
-		ignored := @extschema@.idem__note('+', held);
+		ignored := @extschema@.idem__note('+', E'\t' || held);
 	ELSE
 		ignored := @extschema@.idem__note_answer(held, outcome, result);
 	END IF;
@@ -354,12 +354,12 @@ DECLARE
 	bytes_max int4;
 	ignored text;
 BEGIN
-	IF (latest ^@ '+[' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
+	IF (latest ^@ E'+\t[' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
 			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
 	BEGIN
-		named := substr(latest, 2);
+		named := substr(latest, 3);
 	EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
 		RETURN false;			-- a forged note
 	END;

@@ -870,13 +870,14 @@ $$;
 -- be searched for among all others, and do not tell a completed marker from an open one.
 --
 --	idem_held.latest		the latest claim call: a flag, and what the flag stands for
---								+ *		an unsettled key; * if the buckets may hold others
---								- =		anything else; = if the buckets may hold a key
---	idem_held.b0 .. b15		the other unsettled keys, a line for each; in 16 buckets by the hash
---							of the key, since each change rewrites a whole setting
+--								+ *		an unsettled key; * if the settings below may hold others
+--								- =		anything else; = if they may hold a key
+--	idem_held.recent		the other unsettled keys, a line for each, as long as they are few
+--	idem_held.b0 .. b15		the rest of them, in 16 buckets by the hash of the key, since each
+--							change rewrites a whole setting
 --
--- The note of a claim is the key, as jsonb.  The fast path puts the place of the row (its ctid)
--- before it, so that idem_complete() finds the row at once; and leaves this note when it has
+-- The note of a claim is a tab and the key, as json.  The fast path puts the place of the row (its
+-- ctid) before them, so that idem_complete() finds the row at once; and leaves this note when it has
 -- settled the key: the row has the result.
 --
 -- The note of any other answer holds the key, and in a second line the result as it was then:
@@ -933,20 +934,35 @@ $$;
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
 RETURNS text
 LANGUAGE sql STABLE
-AS $$ SELECT jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text $$;
+AS $$ SELECT array_to_json(ARRAY[(key).user_id::text, (key).request_id, (key).scope])::text $$;
 
 CREATE FUNCTION @extschema@.idem__bucket(held text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT 'idem_held.b' || (hashtext(held COLLATE "C") & 15)::text $$;
 
--- Adds an unsettled key to its bucket.  (No key contains a line end: jsonb escapes it.)
+-- Adds unsettled keys to their buckets.  Returns the empty text.
+CREATE FUNCTION @extschema@.idem__keep_in_buckets(held text[])
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true), '') || b.lines, true)
+	FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held || E'\n', '') AS lines
+		FROM unnest(held) AS k (held) GROUP BY 1) AS b;
+	RETURN '';
+END
+$$;
+
+-- Adds an unsettled key.  (No key contains a line end or a tab: json escapes them.)
 CREATE FUNCTION @extschema@.idem__keep(held text)
 RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT set_config(@extschema@.idem__bucket(held),
-		coalesce(current_setting(@extschema@.idem__bucket(held), true), '') || held || E'\n', true)
+	SELECT set_config('idem_held.recent',
+		CASE WHEN octet_length(current_setting('idem_held.recent', true)) > 4096
+			THEN @extschema@.idem__keep_in_buckets(string_to_array(current_setting('idem_held.recent', true) || held, E'\n'))
+			ELSE coalesce(current_setting('idem_held.recent', true), '') || held || E'\n' END, true)
 $$;
 
 -- The flag of an answer that takes the place of the latest one: flag is "+" or "-".
@@ -965,7 +981,7 @@ DECLARE
 	ignored text;
 BEGIN
 	IF latest ^@ '+' OR latest ^@ '*' THEN
-		ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+		ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
 	END IF;
 	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, flag) || note, true);
 END
@@ -993,7 +1009,8 @@ RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
 	SELECT coalesce(left(current_setting('idem_held.latest', true), 1) IN ('+', '*')
-			AND substr(current_setting('idem_held.latest', true), strpos(current_setting('idem_held.latest', true), '[')) = held, false)
+			AND split_part(current_setting('idem_held.latest', true), E'\t', 2) = held, false)
+		OR coalesce(strpos(E'\n' || current_setting('idem_held.recent', true), E'\n' || held || E'\n') > 0, false)
 		OR coalesce(strpos(E'\n' || current_setting(@extschema@.idem__bucket(held), true), E'\n' || held || E'\n') > 0, false)
 $$;
 
@@ -1004,17 +1021,20 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
-	bucket constant text := @extschema@.idem__bucket(held);
-	lines text := E'\n' || current_setting(bucket, true);
+	place text;
+	lines text;
 	ignored text;
 BEGIN
-	IF left(latest, 1) IN ('+', '*') AND substr(latest, strpos(latest, '[')) = held THEN
+	IF left(latest, 1) IN ('+', '*') AND split_part(latest, E'\t', 2) = held THEN
 		ignored := set_config('idem_held.latest', translate(left(latest, 1), '+*', '-='), true);
 	END IF;
-	-- More than one line, if its row was deleted by hand and the key claimed again
-	WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
-		lines := replace(lines, E'\n' || held || E'\n', E'\n');
-		ignored := set_config(bucket, substr(lines, 2), true);
+	FOREACH place IN ARRAY ARRAY['idem_held.recent', @extschema@.idem__bucket(held)] LOOP
+		lines := E'\n' || current_setting(place, true);
+		-- More than one line, if its row was deleted by hand and the key claimed again
+		WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
+			lines := replace(lines, E'\n' || held || E'\n', E'\n');
+			ignored := set_config(place, substr(lines, 2), true);
+		END LOOP;
 	END LOOP;
 END
 $$;
@@ -1084,9 +1104,9 @@ DECLARE
 	answer text;
 	secret bytea;
 BEGIN
-	IF left(latest, 1) IN ('+', '*') OR left(note, 1) IN ('(', '[') THEN
+	IF left(latest, 1) IN ('+', '*') OR left(note, 1) = E'\t' THEN
 		SELECT 'claimed ' || @extschema@.idem__held_text(r.key) || E'\n' || coalesce(r.result::text, '')
-		INTO answer FROM @extschema@.idem__row_of_note(substr(note, strpos(note, '['))) AS r;
+		INTO answer FROM @extschema@.idem__row_of_note(split_part(note, E'\t', 2)) AS r;
 	ELSIF length(note) > 32 AND substr(split_part(note, ' ', 1), 33) IN ('', pg_current_xact_id_if_assigned()::text) THEN
 		SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
 		answer := CASE WHEN left(note, 32) = @extschema@.idem__signature(secret, substr(note, 33))
@@ -1151,7 +1171,8 @@ DECLARE
 BEGIN
 	SELECT count(*), (array_agg(r.key ORDER BY r.claimed_at, (r.key).request_id, (r.key).user_id, (r.key).scope))[:6]
 	INTO unsettled, keys
-	FROM (SELECT substr(latest, strpos(latest, '[')) WHERE latest ^@ '+' OR latest ^@ '*'
+	FROM (SELECT split_part(latest, E'\t', 2) WHERE latest ^@ '+' OR latest ^@ '*'
+			UNION SELECT string_to_table(current_setting('idem_held.recent', true), E'\n')
 			UNION SELECT string_to_table(current_setting('idem_held.b' || b::text, true), E'\n')
 			FROM generate_series(0, 15) AS b) AS n (held),
 		@extschema@.idem__row_of_note(n.held) AS r
@@ -1707,7 +1728,7 @@ BEGIN
 		answer.token := claim_token;
 		answer.expires_at := claim_expires_at;
 		answer.lease_until := claim_lease_until;
-		ignored := @extschema@.idem__note('+', @extschema@.idem__held_text(key));
+		ignored := @extschema@.idem__note('+', E'\t' || @extschema@.idem__held_text(key));
 		-- A crash must not lose this commit: the token would be drawn again.
 		IF lease IS NOT NULL THEN
 			PERFORM @extschema@.idem__commit_synchronously();
@@ -1775,6 +1796,7 @@ SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_m
 AS $$
 DECLARE
 	is_plain boolean;
+	begun timestamptz;
 	latest text COLLATE "C";
 	note text COLLATE "C";
 	secret bytea;
@@ -1800,24 +1822,26 @@ BEGIN
 		FROM @extschema@.idem_claims AS c
 		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C";
 		IF NOT FOUND THEN
-			IF (CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') COLLATE "C" ~ '^(|-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$'
-					ELSE wait >= interval '100 milliseconds' END) IS NOT TRUE THEN
+			IF (CASE WHEN wait IS NOT NULL THEN wait >= interval '100 milliseconds'
+					ELSE coalesce(current_setting('idem.wait', true), '') = ''
+						OR current_setting('idem.wait') COLLATE "C" ~ '^(-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$' END) IS NOT TRUE THEN
 				RETURN;
 			END IF;
+			begun := clock_timestamp();
 			WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
 			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
-			SELECT date_trunc('second', clock_timestamp() + interval '1100999 microseconds'
+			SELECT date_trunc('second', begun + interval '1100999 microseconds'
 					+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))),
-				'completed', of_request, of_user, of_scope, of_fingerprint
+				'completed'::@extschema@.idem_state, of_request, of_user, of_scope, of_fingerprint
 			FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING
 			RETURNING c.ctid::text, c.expires_at INTO note, expires_at;
-			IF NOT FOUND THEN
+			IF NOT FOUND OR clock_timestamp() > begun + interval '100 milliseconds' THEN
 				RAISE SQLSTATE 'ID001';		-- releases the lock
 			END IF;
 			outcome := 'claimed';
-			note := '+' || note || jsonb_build_array(of_user, of_request, of_scope)::text;
+			note := '+' || note || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text;
 		ELSIF is_plain THEN
 			SELECT s.secret INTO secret
 			FROM @extschema@.idem_secret AS s, @extschema@.idem_settings AS d
@@ -1828,7 +1852,7 @@ BEGIN
 				RETURN;
 			END IF;
 			outcome := 'completed';
-			note := 'completed ' || jsonb_build_array(of_user, of_request, of_scope)::text || E'\n' || coalesce(result::text, '');
+			note := 'completed ' || array_to_json(ARRAY[of_user, of_request, of_scope])::text || E'\n' || coalesce(result::text, '');
 			note := '-' || @extschema@.idem__signed(secret, note);
 		ELSE
 			RETURN;
@@ -1837,7 +1861,7 @@ BEGIN
 		latest := current_setting('idem_held.latest', true);
 		IF latest <> '' THEN
 			IF latest ^@ '+' OR latest ^@ '*' THEN
-				ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+				ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
 			END IF;
 			note := @extschema@.idem__next_flag(latest, left(note, 1)) || substr(note, 2);
 		END IF;
@@ -1892,7 +1916,7 @@ BEGIN
 					unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
 				ON CONFLICT (request_id, user_id, scope) DO NOTHING
 				RETURNING c.user_id, c.request_id, c.scope)
-		SELECT array_agg(jsonb_build_array(i.user_id, i.request_id, i.scope)::text) INTO held FROM inserted AS i;
+		SELECT array_agg(array_to_json(ARRAY[i.user_id, i.request_id, i.scope])::text) INTO held FROM inserted AS i;
 		IF cardinality(held) IS DISTINCT FROM keys THEN
 			RAISE SQLSTATE 'ID001';
 		END IF;
@@ -1904,15 +1928,13 @@ BEGIN
 	-- Note them as if they had been claimed one after the other.
 	latest := current_setting('idem_held.latest', true);
 	IF latest ^@ '+' OR latest ^@ '*' THEN
-		ignored := @extschema@.idem__keep(substr(latest, strpos(latest, '[')));
+		ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
 	END IF;
 	IF keys > 1 THEN
 		latest := '*';
-		PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true), '') || b.lines, true)
-		FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held || E'\n', '') AS lines
-			FROM unnest(held[:keys - 1]) AS k (held) GROUP BY 1) AS b;
+		ignored := @extschema@.idem__keep_in_buckets(held[:keys - 1]);
 	END IF;
-	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, '+') || held[keys], true);
+	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, '+') || E'\t' || held[keys], true);
 	RETURN true;
 END
 $$;
@@ -2248,12 +2270,11 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	latest constant text := coalesce(current_setting('idem_held.latest', true), '');
-	-- where the claim notes the latest key so far
-	bucket constant text := @extschema@.idem__bucket(substr(latest, strpos(latest, '[')));
-	held constant text := coalesce(current_setting(bucket, true), '');
-	outcome text := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
+	outcome text;
 	ignored text;
 BEGIN
+	ignored := set_config('idem_held.latest', '', true);
+	outcome := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
 	IF outcome IS NULL THEN
 		outcome := (@extschema@.idem__claim_key(command, key, NULL::bytea, @extschema@.idem__deadline(NULL::interval),
 			NULL::interval, NULL::jsonb, true)).outcome;
@@ -2261,7 +2282,6 @@ BEGIN
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 		PERFORM @extschema@.idem__raise_outcome(outcome, key);
 	END IF;
-	ignored := set_config(bucket, held, true);
 	ignored := set_config('idem_held.latest', latest, true);
 	RETURN outcome = 'claimed';
 END
@@ -2586,14 +2606,14 @@ BEGIN
 			+ @extschema@.idem__without_days(coalesce((SELECT p.ttl FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.ttl))))
 	FROM @extschema@.idem_settings AS d
 	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
-		AND jsonb_build_array(c.user_id, c.request_id, c.scope)::text COLLATE "C" = substr(latest, strpos(latest, '['))
+		AND array_to_json(ARRAY[c.user_id, c.request_id, c.scope])::text COLLATE "C" = split_part(latest, E'\t', 2)
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
 		AND pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(
 			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes);
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
-	latest := set_config('idem_held.latest', '-' || substr(latest, strpos(latest, '[')), true);
+	latest := set_config('idem_held.latest', E'-\t' || split_part(latest, E'\t', 2), true);
 	RETURN true;
 END
 $$;

@@ -284,16 +284,16 @@ DROP FUNCTION refuse();
 -- Forged notes that are no keys
 BEGIN;
 SAVEPOINT s;
-SET LOCAL idem_held.latest = '+(0,1)["\u0000", "r", ""]';
+SET LOCAL idem_held.latest = E'+(0,1)\t["\\u0000","r",""]';
 SELECT idem_complete('1');
 ROLLBACK TO s;
 SET LOCAL idem_held.latest = '+(0,1)';
 SELECT idem_status();
 ROLLBACK TO s;
-SET LOCAL idem_held.latest = '*(99999999999,999999)["';
+SET LOCAL idem_held.latest = E'*(99999999999,999999)\t["';
 SELECT idem_complete('1');
 ROLLBACK TO s;
-SELECT set_config('idem_held.latest', '*(0,1)' || repeat('[', 200000), true) IS NOT NULL AS forged;
+SELECT set_config('idem_held.latest', E'*(0,1)\t' || repeat('[', 200000), true) IS NOT NULL AS forged;
 SELECT idem_complete('1');
 ROLLBACK;
 DROP VIEW locks_of_scopes;
@@ -337,7 +337,7 @@ BEGIN;
 SELECT idem_claim('u', 'mine'), idem_claim('u', 'mine too');
 SELECT set_config(name, replace(setting, 'mine', 'theirs'), true) IS NOT NULL AS forged
 FROM (SELECT name, current_setting(name, true) AS setting
-	FROM unnest(ARRAY['idem_held.latest'] || array(SELECT 'idem_held.b' || i FROM generate_series(0, 63) AS i)) AS name) AS held
+	FROM unnest(ARRAY['idem_held.latest', 'idem_held.recent'] || array(SELECT 'idem_held.b' || i FROM generate_series(0, 63) AS i)) AS name) AS held
 WHERE setting <> '';
 SAVEPOINT s;
 SELECT idem_complete('"forged"');
@@ -371,7 +371,7 @@ SELECT idem_status();
 ROLLBACK;
 -- Garbage that stays in a session is nobody's concern.
 SELECT count(set_config('idem_held.' || name, garbage, false)) AS set
-FROM unnest(ARRAY['latest', 'result', 'counts', 'more'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
+FROM unnest(ARRAY['latest', 'recent', 'result', 'counts', 'more'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
 	unnest(ARRAY['claimed ["u","theirs",""]', repeat('x', 64) || 'claimed ["u","theirs",""]',
 		'+' || repeat('x', 32) || '["u","theirs",""]', E'\n' || repeat('x', 32) || '["u","theirs",""] 1']) AS garbage;
 SELECT idem_status();

@@ -169,7 +169,7 @@ BEGIN; SET LOCAL idem_held.latest = '$forged'; CALL pay('r'); COMMIT;}, extra_pa
 is(as('owner', 'owned', 'SELECT count(*) FROM payments'), '0', 'nothing was paid for it');
 my $client = Client->new($node, 'owned');
 $client->ask('SET SESSION AUTHORIZATION app');
-$client->ask("SET idem_held.$_ = 'x x'") for 'counts', 'latest', 'result', map { "b$_" } 0 .. 63;
+$client->ask("SET idem_held.$_ = 'x x'") for 'counts', 'latest', 'recent', 'result', map { "b$_" } 0 .. 63;
 $client->ask('BEGIN');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 't', 'a pooled session with garbage in it: claims');
 is($client->ask("SELECT idem_status(), idem_result() IS NULL, idem_complete('1')"), 'claimed|t|t', 'and settles');
