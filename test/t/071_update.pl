@@ -301,6 +301,7 @@ is($session->ask("SELECT idem_claim('user', 'before')"), 'ERROR:  55000', 'hasty
 $session->quit;
 like(error_of('hasty', "SELECT idem_claim('user', 'before')"), $restart, 'hasty: and the error says what to do');
 is(not_refused('hasty', $restart), 'none', 'hasty: every function says so');
+$node->reload;		# makes the launcher look at all databases
 $node->poll_query_until('hasty', "SELECT last_error ~ 'is version 1.0' FROM idem_stat_cleanup") or die 'no error';
 pass('hasty: so does the worker, and its statistics can be read');
 is(errors_of($load), '', 'busy: meanwhile its clients have noticed nothing');
