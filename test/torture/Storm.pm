@@ -536,7 +536,8 @@ sub call_heal
 	for my $row (@$rows)
 	{
 		my ($user, $request, $id) = @$row;
-		($state) = $self->call('SELECT idem_heal(' . quoted($user, $request) . ", to_jsonb('$id'::text), 'found')", 'ID503');
+		# ID410: a holder after that one has released the request.
+		($state) = $self->call('SELECT idem_heal(' . quoted($user, $request) . ", to_jsonb('$id'::text), 'found')", 'ID410', 'ID503');
 		$self->journal('settled', execution => $id) if $state eq '';
 		return if $state eq 'lost';
 	}
