@@ -7,12 +7,12 @@ use strict;
 use warnings;
 
 use PostgreSQL::Test::Utils;
+use Cwd qw(abs_path);
 use Test::More;
 
 use Torture;
 
-my $model = __FILE__ =~ s/[^\/]+$/lease.pml/r;
-$model = "$ENV{PWD}/$model" if $model !~ m{^/};
+my $model = abs_path(__FILE__ =~ s/[^\/]+$/lease.pml/r);
 
 plan skip_all => 'spin is not installed' if system('spin -V >/dev/null 2>&1') != 0;
 
