@@ -293,7 +293,7 @@ idem.databases = 'nothing'
 
 	# Where idem is preloaded, the commit wakes the waiter, which would look again after a second.
 	my $late = 0;
-	for my $n (1 .. $preloaded ? 10 : 0)
+	for my $n (1 .. ($preloaded ? 10 : 0))
 	{
 		$token = $holder->ask(sprintf($take, "woken $n", ''));
 		$waiter->send("SELECT outcome, extract(epoch FROM clock_timestamp()) FROM idem_try_claim('user', 'woken $n', wait => '10 s')");
