@@ -1366,8 +1366,9 @@ AS $$
 DECLARE
 	inserted tid;
 BEGIN
+	-- (Sessions that still run an earlier version take the same lock: do not change what is hashed.)
 	INSERT INTO @extschema@.idem_lease_locks AS l (key_sha256)
-	VALUES (sha256(convert_to(@extschema@.idem__held_text(key), getdatabaseencoding())))
+	VALUES (sha256(convert_to(jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text, getdatabaseencoding())))
 	ON CONFLICT (key_sha256) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
 	DELETE FROM @extschema@.idem_lease_locks AS l WHERE l.ctid = inserted;
 END

@@ -38,6 +38,7 @@
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
@@ -213,16 +214,19 @@ read_wanted_names(void)
 	wanted_names_checked = false;
 }
 
-/* A misspelt name would leave a database uncleaned without a word.  Reported once after a
- * start or a reload, because the database may be created later. */
+/*
+ * A misspelt name would leave a database uncleaned without a word.  Reported once after a start
+ * or a reload, because the database may be created later.  existing has the names of all
+ * databases: a look into the index of pg_database fails in a process without a database, until
+ * the server has written its relation cache file.
+ */
 static void
-report_missing_names(void)
+report_missing_names(const List *existing)
 {
 	ListCell   *lc;
 
 	foreach(lc, wanted_names)
-		if (!wanted_names_checked &&
-			!OidIsValid(get_database_oid(lfirst(lc), true)))
+		if (!list_member(existing, makeString(lfirst(lc))))
 			ereport(WARNING,
 					(errcode(ERRCODE_UNDEFINED_DATABASE),
 					 errmsg("database \"%s\", which idem.databases names, does not exist",
@@ -298,6 +302,7 @@ refresh_databases(void)
 {
 	List	   *counted = idem_stats_get_databases();
 	List	   *existing = NIL;
+	List	   *names = NIL;
 	Relation	rel = table_open(DatabaseRelationId, AccessShareLock);
 	TableScanDesc scan = table_beginscan_catalog(rel, 0, NULL);
 	HeapTuple	tuple;
@@ -309,12 +314,15 @@ refresh_databases(void)
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
 		existing = lappend_oid(existing, form->oid);
+		names = lappend(names, makeString(pstrdup(NameStr(form->datname))));
 		list_database(form);
 	}
 	table_endscan(scan);
 	table_close(rel, AccessShareLock);
 
 	remove_unlisted_databases();
+	if (!wanted_names_checked)
+		report_missing_names(names);
 	foreach(lc, counted)
 		if (!list_member_oid(existing, lfirst_oid(lc)))
 			idem_stats_forget_database(lfirst_oid(lc));
@@ -558,7 +566,6 @@ launcher_cycle(void)
 	(void) GetTransactionSnapshot();
 	reap_workers();
 	refresh_databases();
-	report_missing_names();
 	follow_clock(now);
 	slots_free = start_due_workers(now);
 	CommitTransactionCommand();

@@ -73,6 +73,9 @@ sub warnings_of
 like(slurp_file($node->logfile), qr/WARNING:  invalid configuration parameter name "idem.no_such_setting", removing it/,
 	'at its start the server says that a setting does not exist');
 is(query('SHOW idem.wait'), '3s', 'the others act');
+# It starts before the first session has written the server's relation cache file.
+unlike(slurp_file($node->logfile), qr/"idem launcher" .* exited|without having selected a database/, 'the launcher stays');
+
 my $offset = -s $node->logfile;
 $node->append_conf('postgresql.conf', "idem.wait = '4s'");
 $node->reload;
