@@ -271,7 +271,7 @@ is(query('many', $cleaning), $by_nobody, 'and the view does not say otherwise');
 
 $node->append_conf('postgresql.conf', "max_worker_processes = 8\nshared_preload_libraries = 'idem'\nidem.databases = 'many'");
 $node->restart;
-is(query('many', $cleaning), 'worker', 'preloaded: the launcher cleans');
+becomes('many', "SELECT cleaning = 'worker' FROM idem_stat_cleanup", 'preloaded: the launcher cleans');
 is_cleaned('many', 'as it does');
 ($out, $err) = start('many');
 is($out, 'f', 'a call starts none');
