@@ -884,7 +884,9 @@ CREATE VIEW @extschema@.idem_metrics AS
 				'Part of the time in which the backlog expired whose claims are removed; 1 without a backlog.',
 				COALESCE(cleanup.backlog_done, 1)),
 			('idempotency_cleanup_launcher_up', NULL, NULL, 'gauge',
-				'1 if the process runs that starts the workers.', (standing.launcher_pid IS NOT NULL)::pg_catalog.int4),
+				'1 if the process runs that starts the workers. Not where idem is not preloaded and no worker was started.',
+				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory OPERATOR(pg_catalog.=) 'preloaded'
+					THEN (standing.launcher_pid IS NOT NULL)::pg_catalog.int4 END),
 			('idempotency_cleanup_active', NULL, NULL, 'gauge',
 				'1 if somebody cleans this database: a worker, or a session in the last hour.',
 				((pg_catalog.starts_with(standing.cleaning, 'worker') AND standing.launcher_pid IS NOT NULL)

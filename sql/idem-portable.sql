@@ -947,22 +947,23 @@ RETURNS text
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true), '') || b.lines, true)
-	FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held || E'\n', '') AS lines
-		FROM unnest(held) AS k (held) GROUP BY 1) AS b;
+	PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true) || E'\n', '') || b.lines, true)
+	FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held, E'\n') AS lines
+		FROM unnest(held) AS k (held) WHERE k.held <> '' GROUP BY 1) AS b;
 	RETURN '';
 END
 $$;
 
--- Adds an unsettled key.  (No key contains a line end or a tab: json escapes them.)
+-- Adds an unsettled key.  (No key contains a line end or a tab: json escapes them.)  A line end comes
+-- first, since the session may have set the setting to anything.
 CREATE FUNCTION @extschema@.idem__keep(held text)
 RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
 	SELECT set_config('idem_held.recent',
 		CASE WHEN octet_length(current_setting('idem_held.recent', true)) > 4096
-			THEN @extschema@.idem__keep_in_buckets(string_to_array(current_setting('idem_held.recent', true) || held, E'\n'))
-			ELSE coalesce(current_setting('idem_held.recent', true), '') || held || E'\n' END, true)
+			THEN @extschema@.idem__keep_in_buckets(string_to_array(current_setting('idem_held.recent', true) || E'\n' || held, E'\n'))
+			ELSE coalesce(current_setting('idem_held.recent', true) || E'\n', '') || held END, true)
 $$;
 
 -- The flag of an answer that takes the place of the latest one: flag is "+" or "-".
@@ -1010,8 +1011,8 @@ LANGUAGE sql STABLE
 AS $$
 	SELECT coalesce(left(current_setting('idem_held.latest', true), 1) IN ('+', '*')
 			AND split_part(current_setting('idem_held.latest', true), E'\t', 2) = held, false)
-		OR coalesce(strpos(E'\n' || current_setting('idem_held.recent', true), E'\n' || held || E'\n') > 0, false)
-		OR coalesce(strpos(E'\n' || current_setting(@extschema@.idem__bucket(held), true), E'\n' || held || E'\n') > 0, false)
+		OR coalesce(strpos(E'\n' || current_setting('idem_held.recent', true) || E'\n', E'\n' || held || E'\n') > 0, false)
+		OR coalesce(strpos(E'\n' || current_setting(@extschema@.idem__bucket(held), true) || E'\n', E'\n' || held || E'\n') > 0, false)
 $$;
 
 -- Notes that the key is settled.
@@ -1029,11 +1030,11 @@ BEGIN
 		ignored := set_config('idem_held.latest', translate(left(latest, 1), '+*', '-='), true);
 	END IF;
 	FOREACH place IN ARRAY ARRAY['idem_held.recent', @extschema@.idem__bucket(held)] LOOP
-		lines := E'\n' || current_setting(place, true);
+		lines := E'\n' || current_setting(place, true) || E'\n';
 		-- More than one line, if its row was deleted by hand and the key claimed again
 		WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
 			lines := replace(lines, E'\n' || held || E'\n', E'\n');
-			ignored := set_config(place, substr(lines, 2), true);
+			ignored := set_config(place, trim(E'\n' FROM lines), true);
 		END LOOP;
 	END LOOP;
 END

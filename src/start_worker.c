@@ -61,10 +61,15 @@ start_launcher(void)
 	BackgroundWorkerHandle *handle;
 
 	if (!idem_launcher_start(&handle))
+	{
+		/* Other callers may have taken the last slots, for the launcher that now runs. */
+		if (idem_stats_launcher_pid() != 0)
+			return;
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("no background worker slot is free"),
 				 errhint("You might need to increase max_worker_processes.")));
+	}
 	if (!wait_for_launcher(handle))
 	{
 		TerminateBackgroundWorker(handle);
@@ -97,8 +102,12 @@ start_database(void)
 	}
 	PG_CATCH();
 	{
-		/* Otherwise the views would say that workers clean it. */
-		idem_stats_stop_database(start.starts);
+		/*
+		 * Otherwise the views would say that workers clean it.  But if another call has started
+		 * it before, it stays started: that caller was told so.
+		 */
+		if (!start.is_repeated)
+			idem_stats_stop_database(start.starts);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();

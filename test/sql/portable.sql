@@ -382,6 +382,15 @@ BEGIN;
 SELECT idem_claim('u', 'among garbage'), idem_status(), idem_complete('1'), idem_result();
 SELECT idem_claim('u', 'theirs'), idem_status(), idem_forget('u', 'among garbage');
 ROLLBACK;
+BEGIN;
+SELECT idem_claim('u', 'garbage 1'), idem_claim('u', 'garbage 2');
+\set VERBOSITY terse
+SAVEPOINT s;
+SELECT idem_complete('"which?"');
+ROLLBACK TO s;
+\set VERBOSITY default
+SELECT idem_complete('u', 'garbage 1', '1'), idem_complete('"the other"');
+ROLLBACK;
 RESET ALL;
 -- A row is ours in whatever subtransaction we wrote it.
 BEGIN;

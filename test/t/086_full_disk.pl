@@ -205,13 +205,20 @@ for my $edition ('idem', 'idem_portable')
 	is(answer('VACUUM idem_claims'), 53100, "$edition: VACUUM needs space");
 	is(answer(q{SELECT idem_claim('user', '1')}), 'f', "$edition: what it had to leave is in order");
 	is_in_order("$edition, after VACUUM failed");
-	empty();
-	# The second one frees the pages that the first one has emptied in the indexes.
-	query('VACUUM (TRUNCATE false) idem_claims') for 1, 2;
-	# Recovery repeats what happened since the latest checkpoint, the size of the table included.
-	query('CHECKPOINT');
-	fill();
-	is(answer(q{DO $$ BEGIN FOR i IN 1 .. 100 LOOP PERFORM idem_claim('user', 'reused ' || i); END LOOP; END $$}),
+	# The second VACUUM frees the pages that the first one has emptied in the indexes, if no transaction
+	# has run all the while. A worker may have: so try again.
+	my $complaint;
+	for my $try (1 .. 20)
+	{
+		empty();
+		query('VACUUM (TRUNCATE false) idem_claims') for 1, 2;
+		# Recovery repeats what happened since the latest checkpoint, the size of the table included.
+		query('CHECKPOINT');
+		fill();
+		$complaint = answer(q{DO $$ BEGIN FOR i IN 1 .. 100 LOOP PERFORM idem_claim('user', 'reused ' || i); END LOOP; END $$});
+		last if $complaint eq '';
+	}
+	is($complaint,
 		'', "$edition: vacuumed, the table takes claims although the disk is full");
 
 	# ----- a crash on a full disk -----

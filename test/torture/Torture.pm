@@ -26,7 +26,7 @@ sub seed
 {
 	if (!defined $seed)
 	{
-		$seed = $ENV{TORTURE_SEED} || int rand 1_000_000_000;
+		$seed = length($ENV{TORTURE_SEED} // '') ? $ENV{TORTURE_SEED} : int rand 1_000_000_000;
 		srand $seed;
 		note "seed $seed";
 	}

@@ -110,8 +110,9 @@ my %may_execute = (
 		idem_release idem_fence idem_heal idem_result idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
 	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_heal idem_cleanup idem_cleanup_all
 		idem_cleanup_step idem_stat_reset idem_stat_cleanup_counters idem_stat_cleaning idem_stat_claims_counters
-		idem_unsettled_claims idem_held_keys)]);
-my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup idem_stat_claims idem_metrics idem_unsettled idem_holders)]);
+		idem_unsettled_claims idem_held_keys idem_start_worker idem_stat_launcher idem_stat_scopes_counters idem_stat_scope_shares)]);
+my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup idem_stat_claims idem_stat_table idem_stat_scopes
+		idem_metrics idem_unsettled idem_holders)]);
 
 my %some_value = (text => "'x'", bigint => '1', integer => '1', jsonb => "'{}'", interval => "'1 s'", boolean => 'true',
 	bytea => "'x'", regrole => "'app'", regprocedure => "'now()'", 'timestamp with time zone' => 'now()', 'text[]' => "'{a}'");
