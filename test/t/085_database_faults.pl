@@ -19,6 +19,8 @@ idem.no_such_setting = 'x'
 idem.wait = '3s'
 });
 $node->start;
+# No session has connected yet.
+$node->wait_for_log(qr/WARNING:  database "later", which idem\.databases names, does not exist/);
 
 sub query
 {
