@@ -3059,6 +3059,10 @@ COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at wor
 -- SQL does not see which request a session waits for, nor sessions that sleep until a lease
 -- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
 -- prepared transaction has no process.
+--
+-- It reads the server's functions, not its views of them, as idem_stat_table does: Citus makes
+-- all views that a view reads again on the other nodes, and plans them with the rights of the
+-- reader, who may not read pg_authid.
 CREATE VIEW @extschema@.idem_holders WITH (security_barrier) AS
 	SELECT u.scope, u.user_id, u.request_id, NULL::int4 AS pid, NULL::text AS gid, NULL::timestamptz AS since,
 		u.lease_until, NULL::int8 AS waiters
@@ -3066,12 +3070,12 @@ CREATE VIEW @extschema@.idem_holders WITH (security_barrier) AS
 	WHERE u.status = 'live'
 	UNION ALL
 	SELECT NULL, NULL, NULL, h.pid, p.gid, coalesce(p.prepared, a.xact_start), NULL, count(DISTINCT w.pid)
-	FROM pg_locks AS w
-		JOIN pg_locks AS h ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted AND h.mode = 'ExclusiveLock'
-		LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
-		LEFT JOIN pg_prepared_xacts AS p ON h.pid IS NULL AND p.transaction = h.transactionid
+	FROM pg_lock_status() AS w
+		JOIN pg_lock_status() AS h ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted AND h.mode = 'ExclusiveLock'
+		LEFT JOIN pg_stat_get_activity(NULL::int4) AS a ON a.pid = h.pid
+		LEFT JOIN pg_prepared_xact() AS p ON h.pid IS NULL AND p.transaction = h.transactionid
 	WHERE w.locktype = 'transactionid' AND NOT w.granted
-		AND EXISTS (SELECT FROM pg_locks AS t WHERE t.pid = w.pid AND t.granted AND t.locktype = 'relation'
+		AND EXISTS (SELECT FROM pg_lock_status() AS t WHERE t.pid = w.pid AND t.granted AND t.locktype = 'relation'
 			AND t.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 			AND t.relation = '@extschema@.idem_claims'::regclass AND t.mode <> 'AccessShareLock')
 	GROUP BY h.pid, p.gid, p.prepared, a.xact_start
@@ -3498,18 +3502,18 @@ CREATE VIEW @extschema@.idem_stat_table AS
 				SELECT format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
 					a.pid, a.xact_start,
 					greatest(age(a.backend_xmin), age(a.backend_xid))
-				FROM pg_stat_activity AS a
-				WHERE (a.datid IS NULL OR a.datname = current_database())
+				FROM pg_stat_get_activity(NULL::int4) AS a
+				WHERE (a.datid IS NULL OR a.datid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
 					AND a.pid <> pg_backend_pid()
 					AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-					AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
+					AND NOT EXISTS (SELECT FROM pg_stat_get_progress_info('VACUUM') AS v WHERE v.pid = a.pid)
 				UNION ALL
 				SELECT format('prepared transaction "%s"', p.gid), NULL, p.prepared, age(p.transaction)
-				FROM pg_prepared_xacts AS p
-				WHERE p.database = current_database()
+				FROM pg_prepared_xact() AS p
+				WHERE p.dbid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 				UNION ALL
 				SELECT format('replication slot "%s"', s.slot_name), s.active_pid, NULL, age(s.xmin)
-				FROM pg_replication_slots AS s
+				FROM pg_get_replication_slots() AS s
 				WHERE s.xmin IS NOT NULL
 			) AS h (holder, pid, since, transactions)
 			ORDER BY h.transactions DESC, h.since NULLS FIRST
