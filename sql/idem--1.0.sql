@@ -621,7 +621,8 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the late
 -- As the server's own statistics estimate it; nothing here reads the table.  VACUUM removes a
 -- dead row once no transaction can see it any more, so the oldest one holds all dead rows back
 -- that were alive when it began.  The table is found as a member of the extension, because a
--- view that names it would keep it from being dropped and restored.
+-- view that names it would keep it from being dropped and restored.  The owner can add tables of
+-- that name, but none in the extension's schema: so the view has one row.
 CREATE VIEW @extschema@.idem_stat_table AS
 	SELECT COALESCE(NULLIF(pg_catalog.pg_stat_get_live_tuples(t.oid), 0)::pg_catalog.float8, GREATEST(t.reltuples, 0))::pg_catalog.int8 AS claims,
 		pg_catalog.pg_stat_get_dead_tuples(t.oid) AS dead_rows,
@@ -635,6 +636,7 @@ CREATE VIEW @extschema@.idem_stat_table AS
 			AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
 			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
 		JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
+			AND t.relnamespace OPERATOR(pg_catalog.=) x.extnamespace AND t.relkind OPERATOR(pg_catalog.=) 'r'
 		LEFT JOIN LATERAL (
 			SELECT h.holder, h.pid, h.since, h.transactions
 			FROM (
@@ -793,6 +795,7 @@ CREATE VIEW @extschema@.idem_stat_scopes AS
 				AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
 				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
 			JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
+				AND t.relnamespace OPERATOR(pg_catalog.=) x.extnamespace AND t.relkind OPERATOR(pg_catalog.=) 'r'
 			JOIN pg_catalog.pg_statistic AS s ON s.starelid OPERATOR(pg_catalog.=) t.oid
 			JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) s.starelid AND a.attnum OPERATOR(pg_catalog.=) s.staattnum,
 			LATERAL (VALUES (s.stakind1, s.stavalues1::pg_catalog.text, s.stanumbers1), (s.stakind2, s.stavalues2::pg_catalog.text, s.stanumbers2),

@@ -145,6 +145,21 @@ sub test_scopes
 	return;
 }
 
+# The owner of the extension can add a table of the same name, as a member of its own.
+sub test_namesake
+{
+	my ($edition) = @_;
+
+	query('CREATE SCHEMA other; CREATE TABLE other.idem_claims (scope text)');
+	query(q{INSERT INTO other.idem_claims SELECT 's' || i / 100 FROM generate_series(1, 5000) AS i; ANALYZE other.idem_claims});
+	my $before = query('SELECT bytes FROM idem_stat_table; SELECT scope, claims FROM idem_stat_scopes ORDER BY 1');
+	query("ALTER EXTENSION $edition ADD TABLE other.idem_claims");
+	is(query('SELECT bytes FROM idem_stat_table; SELECT scope, claims FROM idem_stat_scopes ORDER BY 1'), $before, 'another table of that name is not counted');
+	is(query('SELECT count(*) FROM (SELECT FROM idem_metrics GROUP BY name, labels HAVING count(*) > 1) AS d'), '0', 'nor does it make samples twice');
+	query("ALTER EXTENSION $edition DROP TABLE other.idem_claims; DROP SCHEMA other CASCADE");
+	return;
+}
+
 sub test_answers
 {
 	query('SELECT idem_stat_reset()');
@@ -203,6 +218,7 @@ for my $edition ('idem', 'idem_portable')
 	test_size();
 	test_holders();
 	test_scopes();
+	test_namesake($edition);
 	test_answers() if $edition eq 'idem';
 	test_rights();
 }
