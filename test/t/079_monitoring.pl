@@ -10,6 +10,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+use Client;
+
 my $folder = 'examples/monitoring';
 my $alerts = slurp_file("$folder/alerts.yml");
 my $tests = slurp_file("$folder/alerts.test.yml");
@@ -61,26 +63,100 @@ is_deeply([ grep { !length($_->{description} // '') } @{ $dashboard->{panels} } 
 
 # ----- the role of the exporter -----
 
+# (exit code, errors) of role.sql; each edition has a role of its own, since roles are the server's
+sub run_role
+{
+	my ($database, $user, @variables) = @_;
+	my ($status, undef, $err) = $node->psql($database, slurp_file("$folder/role.sql"),
+		extra_params => [ '-U', $user, '-v', 'schema=requests', map { ('-v', $_) } @variables ]);
+	return ($status, $err);
+}
+
+my $superuser = $node->safe_psql('postgres', 'SELECT current_user');
 for my $edition ('idem', 'idem_portable')
 {
 	my $database = "of_$edition";
 	$node->safe_psql('postgres', "CREATE DATABASE $database");
 	$node->safe_psql($database, "CREATE SCHEMA requests; CREATE EXTENSION $edition SCHEMA requests");
-	my ($status, $out, $err) = $node->psql($database, "SET search_path = requests;\n" . slurp_file("$folder/role.sql"));
-	is($status, 0, "$edition: role.sql") or diag $err;
-	my $read = sub { $node->psql($database, $_[0], extra_params => [ '-U', 'idem_exporter' ]) };
-	($status, $out, $err) = $read->('SELECT count(*) > 10 FROM idem_metrics');
-	is("$out$err", 't', "$edition: it reads the metrics, without naming a schema");
-	# A session of another role, whose age it may see
-	$node->safe_psql($database, "BEGIN; SELECT requests.idem_claim('u', 'held'); PREPARE TRANSACTION '$database'");
-	($status, $out, $err) = $read->(q{SELECT value > 0 FROM idem_metrics WHERE name = 'idempotency_dead_rows_held_seconds'});
-	is("$out$err", 't', "$edition: also the age of what holds dead rows back");
-	$node->safe_psql($database, "ROLLBACK PREPARED '$database'");
+	my ($status, $err) = run_role($database, $superuser, "role=reader_$edition");
+	is("$status$err", '0', "$edition: role.sql");
+	my $read = sub {
+		my (undef, $out, $err) = $node->psql($database, $_[0], extra_params => [ '-U', "reader_$edition" ]);
+		return "$out$err";
+	};
+	is($read->('SELECT count(*) > 10 FROM idem_metrics'), 't', "$edition: it reads the metrics, without naming a schema");
+	# A session of another role
+	my $session = Client->new($node, $database);
+	$session->ask(q{BEGIN; SELECT requests.idem_claim('u', 'held')});
+	my $seconds = q{SELECT count(*) FROM idem_metrics WHERE name = 'idempotency_dead_rows_held_seconds'};
+	my $transactions = q{SELECT value > 0 FROM idem_metrics WHERE name = 'idempotency_dead_rows_held_transactions'};
+	is($read->("$seconds; $transactions"), "0\nt", "$edition: how many transactions dead rows have been held back, not for how long");
+	is($read->(q{SELECT pg_has_role('pg_read_all_stats', 'MEMBER')}), 'f', "$edition: it sees no statements of others");
+	($status, $err) = run_role($database, $superuser, "role=reader_$edition", 'read_all_stats=on');
+	is("$status$err", '0', "$edition: role.sql again, with read_all_stats");
+	is($read->("$seconds; $transactions"), "1\nt", "$edition: then also for how long");
+	$session->quit;
 	for my $sql ('TABLE idem_stat_cleanup', 'TABLE idem_holders', 'TABLE idem_unsettled', 'SELECT request_id FROM idem_claims', 'TABLE idem_scopes',
 		q{SELECT idem_claim('u', '2')}, q{SELECT * FROM idem_lookup('u', '1')}, 'SELECT idem_cleanup()', 'SELECT * FROM idem_lapsed()')
 	{
-		($status, $out, $err) = $read->("SET default_transaction_read_only = off; $sql");
-		like($err, qr/permission denied/, "$edition: not $sql");
+		like($read->("SET default_transaction_read_only = off; $sql"), qr/permission denied/, "$edition: not $sql");
+	}
+}
+
+# ----- the owner of a database against the superuser who runs role.sql -----
+
+$node->safe_psql('postgres', 'CREATE ROLE mallory LOGIN CREATEDB; CREATE ROLE reader LOGIN');
+
+sub as_mallory
+{
+	my ($database, $sql) = @_;
+	my ($status, undef, $err) = $node->psql($database, "SET client_min_messages = error; $sql", extra_params => [ '-U', 'mallory' ]);
+	is($status, 0, 'mallory: ' . substr($sql, 0, 60)) or diag $err;
+	return;
+}
+
+for my $edition ('idem', 'idem_portable')
+{
+	my $database = "attack_$edition";
+	as_mallory('postgres', "CREATE DATABASE $database");
+	as_mallory($database, "CREATE SCHEMA requests; ALTER DATABASE $database SET search_path = requests, public; CREATE EXTENSION $edition SCHEMA requests");
+
+	# What an owner may do alone, where an administrator has made the role
+	my ($status, $err) = run_role($database, 'mallory', 'role=reader');
+	is($status, 0, "$edition: the owner of idem runs role.sql") or diag $err;
+	like($err, qr/WARNING:  role reader has no search_path, and no timeout: mallory may not alter it\nHINT:  Add search_path=requests&/,
+		"$edition: and is told what is missing");
+	is(($node->psql($database, 'SELECT count(*) > 10 FROM requests.idem_metrics', extra_params => [ '-U', 'reader' ]))[1], 't', "$edition: the role reads");
+	isnt((run_role($database, 'mallory', 'role=another'))[0], 0, 'an owner without CREATEROLE cannot make a role');
+
+	for my $schema ('public', 'requests')
+	{
+		as_mallory($database, qq{
+			CREATE FUNCTION $schema.rise() RETURNS void LANGUAGE plpgsql AS \$\$ BEGIN
+				IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN ALTER ROLE mallory SUPERUSER; END IF;
+			END \$\$;
+			CREATE FUNCTION $schema.format(text, name, text) RETURNS text LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.rise(); RETURN 'SELECT 1'; END \$\$;
+			CREATE FUNCTION $schema.format(text, text, text) RETURNS text LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.rise(); RETURN 'SELECT 1'; END \$\$;
+			CREATE FUNCTION $schema.format(text, regprocedure) RETURNS text LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.rise(); RETURN 'SELECT 1'; END \$\$;
+			CREATE FUNCTION $schema.same(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.rise(); RETURN true; END \$\$;
+			CREATE FUNCTION $schema.same(name, text) RETURNS boolean LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.rise(); RETURN true; END \$\$;
+			CREATE OPERATOR $schema.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = $schema.same);
+			CREATE OPERATOR $schema.= (LEFTARG = name, RIGHTARG = text, FUNCTION = $schema.same)});
+	}
+	($status, $err) = run_role($database, $superuser, 'role=reader');
+	is($status, 0, "$edition: role.sql beside the functions and operators of an attacker") or diag $err;
+	is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'}), 'f', "$edition: which runs none of them");
+	$node->safe_psql('postgres', 'ALTER ROLE mallory NOSUPERUSER');
+
+	# Another view in the place of idem's
+	as_mallory($database, q{ALTER SCHEMA requests RENAME TO gone; CREATE SCHEMA requests; CREATE VIEW requests.idem_metrics AS SELECT 1 AS name});
+	like((run_role($database, $superuser, 'role=reader'))[1], qr/ERROR:  there is no idem in schema requests\n/, "$edition: a view alone is not idem");
+	as_mallory($database, 'DROP SCHEMA requests CASCADE; ALTER SCHEMA gone RENAME TO requests');
+	if ($edition eq 'idem')
+	{
+		as_mallory($database, 'CREATE SCHEMA other; CREATE TABLE other.idem_claims (); CREATE VIEW other.idem_metrics AS SELECT 1 AS name; ALTER EXTENSION idem ADD TABLE other.idem_claims');
+		like((run_role($database, $superuser, 'role=reader', 'schema=other'))[1], qr/ERROR:  other\.idem_metrics is not an object of idem\n/,
+			'nor is a view that is not in the extension');
 	}
 }
 
