@@ -195,6 +195,11 @@ sub test_race
 	$_->answer for @sessions;
 	$_->quit for @sessions;
 	is(query(q{SELECT count(*), min(claimed), max(claimed) FROM idem_stat_scopes WHERE scope ~ '^s'}), '30|400|400', 'no scope was counted twice, no claim lost');
+	# doc/operations.md, "Security": a role with app can take the names, also with claims that it takes back
+	query(q{CREATE ROLE app; SELECT idem_grant('app', 'app')});
+	query(q{SET ROLE app; BEGIN; SELECT idem_claim('v', scope, scope) FROM unnest(ARRAY['rolled back', 'too', 'one too many']) AS scope; ROLLBACK});
+	query('SELECT idem_stat_reset()');
+	is(query(q{SELECT scope FROM idem_stat_scopes WHERE scope !~ '^s' ORDER BY 1}), "rolled back\ntoo", 'a scope keeps its place without a claim');
 	return;
 }
 
