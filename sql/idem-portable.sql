@@ -1170,12 +1170,16 @@ DECLARE
 	unsettled int;
 	keys @extschema@.idem__key[];
 BEGIN
-	SELECT count(*), (array_agg(r.key ORDER BY r.claimed_at, (r.key).request_id, (r.key).user_id, (r.key).scope))[:6]
+	-- In the order of the claims: the list is in order, and what is in the buckets is older.
+	SELECT count(*), (array_agg(r.key ORDER BY n.place, n.line, r.claimed_at, (r.key).request_id, (r.key).user_id, (r.key).scope))[:6]
 	INTO unsettled, keys
-	FROM (SELECT split_part(latest, E'\t', 2) WHERE latest ^@ '+' OR latest ^@ '*'
-			UNION SELECT string_to_table(current_setting('idem_held.recent', true), E'\n')
-			UNION SELECT string_to_table(current_setting('idem_held.b' || b::text, true), E'\n')
-			FROM generate_series(0, 15) AS b) AS n (held),
+	FROM (SELECT m.held, max(m.place) AS place, max(m.line) AS line
+			FROM (SELECT 2, 0, split_part(latest, E'\t', 2) WHERE latest ^@ '+' OR latest ^@ '*'
+				UNION ALL SELECT 1, l.n, l.held
+				FROM string_to_table(current_setting('idem_held.recent', true), E'\n') WITH ORDINALITY AS l (held, n)
+				UNION ALL SELECT 0, 0, string_to_table(current_setting('idem_held.b' || b::text, true), E'\n')
+				FROM generate_series(0, 15) AS b) AS m (place, line, held)
+			GROUP BY m.held) AS n,
 		@extschema@.idem__row_of_note(n.held) AS r
 	WHERE n.held <> '';
 	IF unsettled = 0 THEN
