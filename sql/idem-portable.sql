@@ -1770,8 +1770,9 @@ $$;
  *	 or a rollback is removing the row, the insert waits for the end of that transaction or
  *	 subtransaction, and succeeds only if no row is left.
  * - Each wait ends after a tenth of a second (lock_timeout).  The subtransaction is then rolled
- *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  The ttl has a tenth
- *	 of a second more, so it counts from the end of the wait.  (While a table is being extended,
+ *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  So it is after an
+ *	 insert that took longer than that in all.  The ttl has a tenth of a second more, so it counts
+ *	 from the end of the wait.  (While a table is being extended,
  *	 the server looks at lock_timeout late.  A much shorter one can then end the claim with an
  *	 error that looks like a cancel.)  A caller who does not want to wait that long does not
  *	 insert here.
@@ -1786,6 +1787,9 @@ $$;
  *	 removal was under way.  The answer was true then, and needs no lock.  Its policy is read
  *	 in a later snapshot: a replay in between is as good as one after the change.
  * - ROLLBACK TO a savepoint undoes the row, the lock and the note together.
+ *
+ * The insert has the time from a variable: for a volatile function in it, the planner would put
+ * the policy into a subquery of its own.
  *
  * The SET clauses.  lock_timeout: see above.  enable_seqscan: a plan that was made while
  * idem_claims was empty would read all of it for as long as the session lives; jit: the server
