@@ -877,8 +877,8 @@ $$;
 --							change rewrites a whole setting
 --
 -- The note of a claim is a tab and the key, as json.  The fast path puts the place of the row (its
--- ctid) before them, so that idem_complete() finds the row at once; and leaves this note when it has
--- settled the key: the row has the result.
+-- ctid) before them, so that idem_complete() finds the row at once.  When it has settled the key, it
+-- puts - in front of the whole note, and the answer is read from the row.
 --
 -- The note of any other answer holds the key, and in a second line the result as it was then:
 -- the row may be gone, or belong to somebody else, by the time the caller asks for it.  Anybody
@@ -1056,7 +1056,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
-	after constant int8 := (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296;
+	after constant int8 := (row_xmin::text::int8 - top) & 4294967295;
 BEGIN
 	IF top IS NULL OR after >= 2147483648 THEN
 		RETURN false;
@@ -1087,7 +1087,7 @@ BEGIN
 		RETURN;
 	END;
 	key := ROW (named ->> 0, named ->> 1, named ->> 2)::@extschema@.idem__key;
-	RETURN QUERY SELECT key, (c.xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296, c.result
+	RETURN QUERY SELECT key, (c.xmin::text::int8 - top) & 4294967295, c.result
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND @extschema@.idem__is_ours(c.xmin);
 END
@@ -1105,7 +1105,7 @@ DECLARE
 	answer text;
 	secret bytea;
 BEGIN
-	IF left(latest, 1) IN ('+', '*') OR left(note, 1) = E'\t' THEN
+	IF left(latest, 1) IN ('+', '*') OR left(note, 1) IN (E'\t', '+') THEN
 		SELECT 'claimed ' || @extschema@.idem__held_text(r.key) || E'\n' || coalesce(r.result::text, '')
 		INTO answer FROM @extschema@.idem__row_of_note(split_part(note, E'\t', 2)) AS r;
 	ELSIF length(note) > 32 AND substr(split_part(note, ' ', 1), 33) IN ('', pg_current_xact_id_if_assigned()::text) THEN
@@ -1754,6 +1754,18 @@ $$;
 
 -- ----- the common case of a claim -----
 
+-- Whether a call waits at least a tenth of a second, from its argument or the setting idem.wait.
+-- NULL: idem__deadline() has to say, which knows every unit, and what is wrong.
+CREATE FUNCTION @extschema@.idem__waits_long(wait interval)
+RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+	SELECT CASE WHEN wait IS NOT NULL THEN CASE WHEN wait >= interval '0' AND NOT @extschema@.idem__has_months(wait)
+			THEN wait >= interval '100 milliseconds' END
+		WHEN current_setting('idem.wait', true) COLLATE "C" ~ '^(-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$' THEN true
+		WHEN current_setting('idem.wait', true) COLLATE "C" ~ '^[0-9]{1,6}( ?(ms|s))?$' THEN false END
+$$;
+
 /*
  * Claims a key for this transaction in the two cases that matter for speed: the key is new, or
  * it is completed; the scope does not have key_time = uuidv7; and nobody is in the way.  Outcome
@@ -1811,14 +1823,16 @@ DECLARE
 	note text COLLATE "C";
 	secret bytea;
 	ignored text;				-- assigned to, since PERFORM would need a query
+	waits_long boolean := wait IS NULL AND coalesce(current_setting('idem.wait', true), '') = '';
 BEGIN
+	IF NOT waits_long THEN
+		waits_long := @extschema@.idem__waits_long(wait);
+	END IF;
 	-- Whether the arguments are good is seen at a glance here; otherwise idem__key_of() and
 	-- others say what is wrong.  idem_portable.fast_path = off has tests take the slow path.
-	IF (octet_length(of_user) BETWEEN 1 AND 255 AND octet_length(of_request) BETWEEN 1 AND 255 AND octet_length(of_scope) <= 255
+	IF (waits_long IS NOT NULL AND of_user <> '' AND of_request <> ''
+			AND octet_length(of_user) <= 255 AND octet_length(of_request) <= 255 AND octet_length(of_scope) <= 255
 			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
-			AND CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') = ''
-					OR current_setting('idem.wait') COLLATE "C" ~ '^(-1( ?ms)?|[0-9]{1,6}( ?(ms|s))?)$'
-				ELSE wait >= interval '0' AND NOT @extschema@.idem__has_months(wait) END
 			AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 			AND current_setting('transaction_read_only') = 'off'
 			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
@@ -1832,9 +1846,7 @@ BEGIN
 		FROM @extschema@.idem_claims AS c
 		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C";
 		IF NOT FOUND THEN
-			IF (CASE WHEN wait IS NOT NULL THEN wait >= interval '100 milliseconds'
-					ELSE coalesce(current_setting('idem.wait', true), '') = ''
-						OR current_setting('idem.wait') COLLATE "C" ~ '^(-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$' END) IS NOT TRUE THEN
+			IF NOT waits_long THEN
 				RETURN;
 			END IF;
 			begun := clock_timestamp();
@@ -2584,46 +2596,52 @@ CREATE FUNCTION @extschema@.idem__is_of(top int8, row_xmin xid)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT CASE WHEN (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296 < 2147483648
-		THEN pg_xact_status((top + (row_xmin::text::int8 - top % 4294967296 + 4294967296) % 4294967296)::text::xid8) = 'in progress' END
+	SELECT CASE WHEN (row_xmin::text::int8 - top) & 4294967295 < 2147483648
+		THEN pg_xact_status((top + ((row_xmin::text::int8 - top) & 4294967295))::text::xid8) = 'in progress' END
 $$;
 
 -- The common case of idem_complete(result): the latest claim call of this transaction was
 -- decided by the fast path, claimed a key, and it is the only one unsettled.  False: it is
--- another case, and nothing has happened.  Does what idem__settle() does, in one statement.
+-- another case, or the result is too large, and idem__settle() has to decide.  Does what
+-- idem__settle() does, in one statement.
 --
 -- The note says where the row is.  The row has to be one that this transaction wrote and has not
 -- settled with a result.  So a forged note reaches neither the request of another transaction
--- nor a stored result.  No other transaction can lock or change the row, which it does not see,
--- so the update waits for nobody.  (Replaced by sql/idem-citus.sql.)
+-- nor a stored result; one that names no place is an error of tid.  The key is compared too, since
+-- a table that was rewritten has other rows in the same places.  No other transaction can lock or
+-- change the row, which it does not see, so the update waits for nobody.
+--
+-- Each function in an expression costs about 2,500 instructions once in a transaction, so there are few.
+-- The caller's SET clauses hold here too.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb)
 RETURNS boolean
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
-	latest text := current_setting('idem_held.latest', true);
-	place tid := substring(latest COLLATE "C" FROM '^[+]([(][1-3]?[0-9]{1,9},[0-9]{1,4}[)])');
+	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
+	place tid;
 	top int8;
+	is_stored boolean;
+	ignored text;
 BEGIN
-	IF (place IS NOT NULL AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
-			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+	IF (latest ^@ '+(' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
+	place := split_part(substr(latest, 2), E'\t', 1);
 	top := pg_current_xact_id_if_assigned()::text::int8;
-	UPDATE @extschema@.idem_claims AS c SET result = new_result,
-		expires_at = greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
-			+ @extschema@.idem__without_days(coalesce((SELECT p.ttl FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.ttl))))
-	FROM @extschema@.idem_settings AS d
+	UPDATE @extschema@.idem_claims AS c SET (result, expires_at) = (
+		SELECT CASE WHEN pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(p.result_max_bytes, d.result_max_bytes) THEN new_result END,
+			greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
+				+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))))
+		FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope)
 	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
 		AND array_to_json(ARRAY[c.user_id, c.request_id, c.scope])::text COLLATE "C" = split_part(latest, E'\t', 2)
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
-		AND pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(
-			(SELECT p.result_max_bytes FROM @extschema@.idem_scopes AS p WHERE p.scope = c.scope), d.result_max_bytes);
-	IF NOT FOUND THEN
+	RETURNING c.result IS NOT NULL INTO is_stored;
+	IF is_stored IS NOT TRUE THEN
 		RETURN false;
 	END IF;
-	latest := set_config('idem_held.latest', E'-\t' || split_part(latest, E'\t', 2), true);
+	ignored := set_config('idem_held.latest', '-' || latest, true);
 	RETURN true;
 END
 $$;
@@ -2632,7 +2650,7 @@ CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 AS $$
 BEGIN
 	IF @extschema@.idem__complete_at_once(result) THEN

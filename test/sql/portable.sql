@@ -392,6 +392,12 @@ ROLLBACK TO s;
 SELECT idem_complete('u', 'garbage 1', '1'), idem_complete('"the other"');
 ROLLBACK;
 RESET ALL;
+-- A place that is none is an error, as it was one to complete a request that was never claimed.
+BEGIN;
+SELECT set_config('idem_held.latest', E'+(none)\t["u","r",""]', true) IS NOT NULL AS forged;
+SELECT idem_complete('"garbage"');
+\echo :SQLSTATE
+ROLLBACK;
 -- A row is ours in whatever subtransaction we wrote it.
 BEGIN;
 SELECT idem_claim('u', 'ours 1');
@@ -668,3 +674,21 @@ RESET client_min_messages;
 DROP OWNED BY regress_idem_app, regress_idem_operator;
 DROP ROLE regress_idem_app, regress_idem_operator;
 \! psql -X -q -c 'CREATE EXTENSION idem_portable' 2>&1 | sed 's/superuser: .*/superuser/'
+-- A rewrite of the table in the claim's transaction puts another row, which then looks like one of
+-- ours, in the place that was noted: the key decides.
+TRUNCATE idem_claims;
+SELECT idem_claim('u', 'removed');
+SELECT idem_claim('u', 'leaves a place');
+SELECT idem_claim('u', 'of another transaction');
+DELETE FROM idem_claims WHERE request_id = 'leaves a place';
+VACUUM idem_claims;
+DELETE FROM idem_claims WHERE request_id = 'removed';
+BEGIN;
+SELECT idem_claim('u', 'rewritten');
+SELECT request_id, ctid FROM idem_claims ORDER BY ctid;
+ALTER TABLE idem_claims ALTER COLUMN fingerprint TYPE bytea USING substr(fingerprint, 1);
+SELECT request_id, ctid FROM idem_claims ORDER BY ctid;
+SELECT idem_complete('"rewritten"');
+COMMIT;
+SELECT request_id, result FROM idem_claims ORDER BY request_id;
+TRUNCATE idem_claims;
