@@ -50,6 +50,7 @@ sub new
 		chaos => 1,
 		test => $$,
 		also => [],				# more SQLSTATEs that the test's faults cause
+		left_s => 2,			# how long the prepared transactions that clients leave live at least
 		%options,
 		folder => PostgreSQL::Test::Utils::tempdir(),
 		pids => []
@@ -656,7 +657,7 @@ sub janitor
 		my $last = $self->must_stop;
 		$self->{session} or $self->connect_again or last;
 		my ($state, $rows) = $self->ask('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()'
-			  . ($last ? '' : " AND prepared < clock_timestamp() - interval '2 s'"));
+			  . ($last ? '' : " AND prepared < clock_timestamp() - interval '$self->{left_s} s'"));
 		for my $row (@$rows)
 		{
 			my ($execution, $request) = split /\|/, $row->[0];
