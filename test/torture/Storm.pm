@@ -698,10 +698,9 @@ sub load_journals
 		DROP TABLE IF EXISTS journal;
 		CREATE TABLE journal (client int, kind text, execution text, scope text, user_id text, request_id text, result text,
 			began_s float8, ended_s float8, began timestamptz, ended timestamptz)});
-	for my $file (glob("$self->{folder}/$database.*"))
-	{
-		$self->{node}->safe_psql($database, "COPY journal (client, kind, execution, scope, user_id, request_id, result, began_s, ended_s) FROM '$file'");
-	}
+	$self->{node}->safe_psql($database, join ";\n",
+		map { "COPY journal (client, kind, execution, scope, user_id, request_id, result, began_s, ended_s) FROM '$_'" }
+		  glob("$self->{folder}/$database.*"));
 	$self->{node}->safe_psql($database, q{
 		UPDATE journal SET began = to_timestamp(began_s), ended = to_timestamp(ended_s);
 		CREATE INDEX ON journal (execution); CREATE INDEX ON journal (request_id);
