@@ -1703,7 +1703,8 @@ BEGIN
 					patience := deadline;
 					IF clock_timestamp() >= deadline THEN
 						may_be_gone := deleting;
-						deleting := inserting AND clock_timestamp() < delete_deadline AND @extschema@.idem__is_being_deleted(key);
+						-- (Always called: in SERIALIZABLE the answer that we may give is a read of the row, which this is.)
+						deleting := @extschema@.idem__is_being_deleted(key) AND inserting AND clock_timestamp() < delete_deadline;
 						IF deleting THEN
 							patience := clock_timestamp() + interval '100 milliseconds';
 						ELSIF may_be_gone OR NOT has_looked_again THEN

@@ -24,7 +24,10 @@ $node->safe_psql('postgres', q{
 	CREATE EXTENSION idem;
 	CREATE TABLE answers (request text, outcome idem_outcome, seconds float8, result jsonb);
 	INSERT INTO idem_scopes (scope, expired) VALUES ('reclaim', 'reclaim');
+	CREATE TABLE notes (note text);
 });
+$node->safe_psql('postgres', 'CREATE DATABASE portable');
+$node->safe_psql('portable', 'CREATE EXTENSION idem_portable; CREATE TABLE notes (note text)');
 
 sub session
 {
@@ -95,6 +98,23 @@ sub is_timed_out
 	cmp_ok($seconds, '<', LIMIT, "$name: and not much after it");
 }
 
+# ----- an answer after a long wait, in SERIALIZABLE -----
+
+# The waiter, which runs beside the tests that follow, is told that somebody has the request, and writes
+# that the work was not done. The holder does not see that note.
+my %serializable;
+for my $database ('postgres', 'portable')
+{
+	my ($holder, $waiter) = map { $node->background_psql($database, on_error_stop => 0) } 1, 2;
+	$_->query_safe('BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT FROM notes') for $waiter, $holder;
+	$holder->query_safe(q{SELECT idem_claim('u', 'serializable')});
+	$waiter->query_until(qr/started/, qq{\\echo started
+		INSERT INTO notes SELECT outcome FROM idem_try_claim('u', 'serializable', wait => '@{[WAIT]} s');
+		COMMIT;
+	});
+	$serializable{$database} = [ $holder, $waiter ];
+}
+
 # ----- one deadline -----
 
 # All three at once, since each takes some seconds.
@@ -150,6 +170,16 @@ is_timed_out('holders', 'one holder, then another');
 is_timed_out('row', 'one row lock, then another');
 $_->quit
   for ($saver, $saver_waiter, $first, $second, $holders_waiter, $locker, $queued, $row_waiter);
+
+for my $database (sort keys %serializable)
+{
+	my ($holder, $waiter) = @{ $serializable{$database} };
+	$node->poll_query_until($database, 'SELECT count(*) = 1 FROM notes') or die 'no note';
+	$holder->query('COMMIT');
+	is($node->safe_psql($database, q{SELECT note, idem_status('u', 'serializable') FROM notes}),
+		'timed_out|', "$database: an answer after a long wait is a read, too: the holder cannot commit");
+	$_->quit for $holder, $waiter;
+}
 
 # ----- through PREPARE -----
 
