@@ -1411,7 +1411,14 @@ BEGIN
 EXCEPTION
 	WHEN SQLSTATE 'ID001' THEN
 		RETURN CASE WHEN is_there THEN NOT is_free END;
-	WHEN lock_not_available OR serialization_failure THEN
+	WHEN lock_not_available THEN
+		RETURN false;
+	WHEN serialization_failure THEN
+		-- In SERIALIZABLE it may be one of the dependencies, which the server checks only once: do not
+		-- go on.  Else somebody has changed the row.
+		IF current_setting('transaction_isolation') = 'serializable' THEN
+			RAISE;
+		END IF;
 		RETURN false;
 END
 $$;
