@@ -23,7 +23,7 @@ seed();
 my $faults = quick_or_full(7, 1000);
 
 # After errors the worker waits longer each time, and the server can have to start again.
-my $limit_s = 120;
+my $limit_s = is_full() ? 120 : 60;
 
 my $folder = PostgreSQL::Test::Utils::tempdir();
 my $shim = "$folder/faults.so";
