@@ -262,7 +262,7 @@ my %fault = (
 		return 1;
 	},
 	restarted => sub { worker_pid(); with_shim(sub { $node->restart }); return 1 },
-	stopped_at_once => sub { with_shim(sub { $node->stop('immediate'); $node->start }); return 1 },
+	'stopped at once' => sub { with_shim(sub { $node->stop('immediate'); $node->start }); return 1 },
 	reloaded => sub {
 		sql("ALTER SYSTEM SET idem.databases = 'another'", 'postgres') // return;
 		$node->reload;
@@ -291,7 +291,7 @@ my %fault = (
 my (%done, %longest, %seconds);
 
 # These take seconds, and are for full runs: crashes, pauses after errors, restarts, copies
-my %is_slow = map { $_ => 1 } 'killed', 'launcher', 'launcher killed', 'error', 'stopped_at_once', 'restarted', 'copied', 'database dropped', 'no slot',
+my %is_slow = map { $_ => 1 } 'killed', 'launcher', 'launcher killed', 'error', 'stopped at once', 'restarted', 'copied', 'database dropped', 'no slot',
   'extension dropped', 'reloaded', 'another name', 'disk full';
 my @kinds = grep { is_full() || !$is_slow{$_} } sort keys %fault;
 my $tried = 0;
