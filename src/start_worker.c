@@ -25,6 +25,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/latch.h"
+#include "storage/lock.h"
 #include "tcop/utility.h"
 
 #include "compat.h"
@@ -36,6 +37,9 @@ PG_FUNCTION_INFO_V1(idem_start_worker);
 
 /* How often a session looks whether the launcher has come */
 #define LAUNCHER_LOOK_MS 10
+
+/* The kind of an advisory lock; those that SQL takes have 1 and 2, and the lock of a key has 3. */
+#define START_LOCK_CLASS 4
 
 /* Until there is a launcher, or ours has ended.  False: there is none. */
 static bool
@@ -62,7 +66,7 @@ start_launcher(void)
 
 	if (!idem_launcher_start(&handle))
 	{
-		/* Other callers may have taken the last slots, for the launcher that now runs. */
+		/* The postmaster may have started a launcher again that was terminated. */
 		if (idem_stats_launcher_pid() != 0)
 			return;
 		ereport(ERROR,
@@ -80,7 +84,7 @@ start_launcher(void)
 	}
 }
 
-/* False: workers clean it already. */
+/* False: workers clean it already.  One call at a time: see start_in_turn(). */
 static bool
 start_database(void)
 {
@@ -114,6 +118,24 @@ start_database(void)
 	return true;
 }
 
+/*
+ * One call at a time, in all databases.  The other callers wait until this one has its launcher,
+ * and then find it.  Otherwise each of them would start a launcher too, and fail for want of a
+ * worker slot, which they have taken from each other.  An error releases the lock.
+ */
+static bool
+start_in_turn(void)
+{
+	LOCKTAG		tag;
+	bool		is_new;
+
+	SET_LOCKTAG_ADVISORY(tag, InvalidOid, 0, 0, START_LOCK_CLASS);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	is_new = start_database();
+	LockRelease(&tag, ExclusiveLock, false);
+	return is_new;
+}
+
 /* idem_start_worker() -> false: workers clean this database already */
 Datum
 idem_start_worker(PG_FUNCTION_ARGS)
@@ -131,7 +153,7 @@ idem_start_worker(PG_FUNCTION_ARGS)
 				 errmsg("idem.databases does not name this database"),
 				 errhint("Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.")));
 
-	if (idem_shared_state == IDEM_SHARED_PRELOADED || !start_database())
+	if (idem_shared_state == IDEM_SHARED_PRELOADED || !start_in_turn())
 	{
 		ereport(NOTICE,
 				(errmsg("workers clean this database already")));

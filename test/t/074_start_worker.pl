@@ -269,6 +269,37 @@ is(query('many', $cleaning), $by_nobody, 'and the view does not say otherwise');
 
 # ----- preloaded after all -----
 
+# One slot beside the one of the server's own launcher, and two calls at once. The postmaster is stopped, so
+# that the launcher that the first call asks for cannot come yet.
+$node->append_conf('postgresql.conf', 'max_worker_processes = 2');
+$node->restart;
+@clients = map { Client->new($node, 'many') } 1 .. 3;
+$_->ask('SET client_min_messages = error') for @clients;
+my $postmaster = (split /\n/, slurp_file($node->data_dir . '/postmaster.pid'))[0];
+END { kill 'CONT', $postmaster if defined $postmaster }
+kill 'STOP', $postmaster;
+
+sub waits_for
+{
+	my ($client, $event) = @_;
+	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return 1 if $clients[2]->ask('SELECT count(*) FROM pg_stat_activity WHERE pid = ' . $client->pid . " AND wait_event ~ '$event'");
+		select(undef, undef, undef, 0.1);
+	}
+	return 0;
+}
+
+$clients[0]->send('SELECT idem_start_worker()');
+ok(waits_for($clients[0], 'IdemLauncherStart'), 'one slot: the first call waits for the launcher');
+$clients[1]->send('SELECT idem_start_worker()');
+ok(waits_for($clients[1], 'advisory'), 'the second one waits for the first');
+kill 'CONT', $postmaster;
+is($clients[0]->answer, 't', 'the first call has started it');
+is($clients[1]->answer, 'f', 'and the second one finds it');
+is(query('many', "SELECT count(*) $launchers"), 1, 'one launcher');
+$_->quit for @clients;
+
 $node->append_conf('postgresql.conf', "max_worker_processes = 8\nshared_preload_libraries = 'idem'\nidem.databases = 'many'");
 $node->restart;
 becomes('many', "SELECT cleaning = 'worker' FROM idem_stat_cleanup", 'preloaded: the launcher cleans');
