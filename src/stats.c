@@ -757,6 +757,19 @@ idem_stats_is_started(Oid database)
 	return is_started;
 }
 
+/*
+ * The transaction that started this database has ended.  Its id must not stay: after two billion
+ * more transactions the id would look like one that still runs, or is another one's.
+ */
+static void
+forget_starter(DatabaseSlot *slot, TransactionId starter)
+{
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	if (slot->starter == starter)
+		slot->starter = InvalidTransactionId;
+	LWLockRelease(&shared->lock);
+}
+
 uint32
 idem_stats_get_starts(void)
 {
@@ -770,8 +783,11 @@ idem_stats_get_starts(void)
 	starter = slot->starter;
 	starts = slot->started ? slot->starts : 0;
 	LWLockRelease(&shared->lock);
-	if (TransactionIdIsValid(starter) && TransactionIdIsInProgress(starter))
+	if (!TransactionIdIsValid(starter))
+		return starts;
+	if (TransactionIdIsInProgress(starter))
 		return 0;
+	forget_starter(slot, starter);
 	return starts;
 }
 
