@@ -550,10 +550,12 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
 'for the views idem_stat_cleanup and idem_metrics; duration_bounds: upper bounds in seconds of batches_by_duration';
 
+-- PARALLEL UNSAFE: the first call of a session can have to attach shared memory in a subtransaction,
+-- which a parallel plan does not allow.
 CREATE FUNCTION @extschema@.idem_stat_cleaning()
 RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'idem_stat_cleaning'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_stat_cleaning() IS
 'for the view idem_stat_cleanup: who cleans this database';

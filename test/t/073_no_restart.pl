@@ -95,6 +95,14 @@ $first->ask(q{COMMIT PREPARED 'p'});
 is(query($counts), '5|1|0', 'is counted');
 $first->quit;
 
+# Also in a query that would run in parallel.
+$first = Client->new($node);
+$first->ask('SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0');
+like($first->ask('EXPLAIN SELECT count(*) FROM pg_proc'), qr/Parallel/, 'plans are parallel');
+is($first->ask('SELECT count(*) > 0, idem_stat_cleaning() FROM pg_proc'),
+	't|no worker for this database: idem is not in shared_preload_libraries, and idem_start_worker() was not called', 'who cleans, as a first call');
+$first->quit;
+
 # Another database has its own.
 $node->safe_psql('postgres', 'CREATE DATABASE other');
 is($node->safe_psql('other', qq{SET client_min_messages = error; CREATE EXTENSION idem; SELECT idem_claim('u', 'r'); $counts}),
