@@ -131,13 +131,14 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
 		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
+		/* The worker's mark.  A session can have removed what was left. */
 		backlog = &stats.marks.backlog;
 		values[BACKLOG_SINCE] = TimestampTzGetDatum(backlog->since);
 		values[BACKLOG_ROWS_DELETED] = Int64GetDatum(backlog->rows_deleted);
 		values[BACKLOG_DONE] =
 			Float8GetDatum(idem_backlog_done(backlog, GetCurrentTimestamp()));
 		nulls[BACKLOG_SINCE] = nulls[BACKLOG_ROWS_DELETED] =
-			nulls[BACKLOG_DONE] = (backlog->since == IDEM_STATS_NEVER);
+			nulls[BACKLOG_DONE] = !stats.backlog || backlog->since == IDEM_STATS_NEVER;
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }

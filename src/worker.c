@@ -237,10 +237,14 @@ execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
 	return may_run;
 }
 
-/* Runs the next batch, and publishes it.  False: there is none, or it may not run. */
+/*
+ * Runs the next batch, and publishes it.  False: there is none, or it may not run.  backlog: expired
+ * claims were known to be left before the batch; then: after it.
+ */
 static bool
-run_batch(IdemCleanupRun *run)
+run_batch(IdemCleanupRun *run, bool *backlog)
 {
+	const IdemCleanupReport drained = {.backlog = false};
 	IdemCleanupOrder order = {
 		.rows_max = idem_cleanup_batch_size,
 		.dead_max = BATCH_DEAD_MAX,
@@ -263,7 +267,11 @@ run_batch(IdemCleanupRun *run)
 	idem_rescan_advance(run, &batch, INSTR_TIME_GET_MICROSEC(duration));
 	batch.report.publications = publications;
 	batch.report.seconds = INSTR_TIME_GET_DOUBLE(duration);
+	/* A session has drained the backlog of an earlier worker.  This batch may begin another. */
+	if (!*backlog)
+		report_backlog(run, &drained);
 	report_backlog(run, &batch.report);
+	*backlog = batch.report.backlog;
 	idem_stats_publish_cleanup(&batch.report, &run->marks);
 	/* Autovacuum must learn of the dead rows. */
 	pgstat_report_stat(true);
@@ -285,7 +293,7 @@ run_batches(bool rescan)
 
 	(void) idem_stats_read_database(MyDatabaseId, &stats);
 	run.marks = stats.marks;
-	while (run_batch(&run))
+	while (run_batch(&run, &stats.backlog))
 	{
 		/* Ends with a batch at the mark: the next worker may begin with a slice. */
 		if (run.latest == IDEM_BATCH_AT_MARK &&

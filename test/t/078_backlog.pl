@@ -114,6 +114,50 @@ becomes('SELECT NOT backlog AND rows_deleted = 56000 FROM idem_stat_cleanup', 'c
 is(lines_of_log('removal of expired claims'), 2, 'and not logged')
   or diag(join '', grep { /removal|DETAIL/ } split /^/, slurp_file($node->logfile));
 
+# ----- one that a session drains, and the next one -----
+
+my $backlog = 'SELECT backlog, backlog_since IS NULL, backlog_rows_deleted IS NULL, backlog_done IS NULL FROM idem_stat_cleanup';
+
+# Leaves the worker waiting for the table, after the first batches of a backlog.
+sub begin_backlog
+{
+	my ($name) = @_;
+	query(q{INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+		SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'u', '' FROM generate_series(1, 20000) AS i});
+	$holder->ask($lock);
+	$node->append_conf('postgresql.conf', "idem.databases = 'app'");
+	$node->reload;
+	worker_waits();
+	for my $turn (1 .. 10)
+	{
+		$next->send($lock);
+		waits_for_the_table('a.pid = ' . $next->pid);
+		$holder->ask('COMMIT');
+		$next->answer;
+		($holder, $next) = ($next, $holder);
+		worker_waits();
+		last if $holder->ask($backlog) eq 't|f|f|f';
+	}
+	is($holder->ask($backlog), 't|f|f|f', $name);
+	return;
+}
+
+begin_backlog('the worker has begun with a backlog');
+is(lines_of_log('removal of expired claims is behind'), 2, 'it is logged');
+$node->append_conf('postgresql.conf', "idem.databases = 'nothing'");
+$node->reload;
+becomes(q{SELECT count(pg_terminate_backend(pid)) = 0 FROM pg_stat_activity WHERE backend_type = 'idem worker'}, 'the worker ends');
+$holder->ask('COMMIT');
+query('CALL idem_cleanup_all()');
+is(query($backlog), 'f|t|t|t', 'a session removes the rest, and the views show no backlog');
+my $drained_at = query('SELECT clock_timestamp()');
+begin_backlog('there is another one');
+is($holder->ask("SELECT backlog_since > '$drained_at' FROM idem_stat_cleanup"), 't', 'which has begun since then');
+is(lines_of_log('removal of expired claims is up to date again'), 2, 'the end of the first one is logged');
+is(lines_of_log('removal of expired claims is behind'), 3, 'and the begin of the other one');
+$holder->ask('COMMIT');
+becomes('SELECT NOT backlog AND backlog_since IS NULL AND rows_deleted = 96000 FROM idem_stat_cleanup', 'the worker removes it');
+
 # ----- errors -----
 
 query('ALTER TABLE idem_claims ADD COLUMN another int');
@@ -125,7 +169,7 @@ like(slurp_file($node->logfile), qr/ERROR:  .*idem_claims.*\n(?:.*\n){0,3}.*HINT
 query('ALTER TABLE idem_claims DROP COLUMN another');
 # Otherwise the worker tries again after a minute.
 $node->reload;
-becomes('SELECT rows_deleted = 56001 FROM idem_stat_cleanup', 'cleaning goes on');
+becomes('SELECT rows_deleted = 96001 FROM idem_stat_cleanup', 'cleaning goes on');
 
 # An error of the server, which has no hint of its own: the worker waits for the table, and is canceled.
 my $errors = query('SELECT errors FROM idem_stat_cleanup');
