@@ -416,14 +416,18 @@ CREATE TYPE @extschema@.idem__terms AS (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	failed text, lapsed text, expired text, key_time text, guarded_since timestamptz, scopes text);
 
--- The policy that follows from the settings and the row of a scope; either can be NULL.
-CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
-RETURNS TABLE (
+-- The policy of a scope
+CREATE TYPE @extschema@.idem__scope_policy AS (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
 	guarded_since timestamptz,
 	has_settings boolean,		-- false: the snapshot sees no row of idem_settings
-	undeclared boolean)			-- no request can be claimed in this scope
+	undeclared boolean			-- no request can be claimed in this scope
+);
+
+-- The policy that follows from the settings and the row of a scope; either can be NULL.
+CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
+RETURNS SETOF @extschema@.idem__scope_policy
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 hour')),
@@ -441,10 +445,7 @@ $$;
 
 -- The policy of a scope.
 CREATE FUNCTION @extschema@.idem__policy(of_scope text)
-RETURNS TABLE (
-	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
-	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz, has_settings boolean, undeclared boolean)
+RETURNS SETOF @extschema@.idem__scope_policy
 LANGUAGE sql STABLE ROWS 1
 AS $$
 	SELECT f.*
@@ -1279,9 +1280,10 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	caller_ms constant float8 := date_part('epoch', current_setting('lock_timeout')::interval) * 1000;
-	deadlock_ms constant float8 := date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000;
-	slice_ms constant float8 := least(100 * 2 ^ least(slices_before, 30), deadlock_ms + 1000);
+	caller_ms constant float8 := CASE current_setting('lock_timeout') WHEN '0' THEN 0
+		ELSE date_part('epoch', current_setting('lock_timeout')::interval) * 1000 END;
+	slice_ms constant float8 := CASE WHEN slices_before <= 3 THEN 100 * 2 ^ slices_before
+		ELSE least(100 * 2 ^ least(slices_before, 30), date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000 + 1000) END;
 	left_ms constant float8 := CASE WHEN deadline = 'infinity' THEN 'infinity'
 		WHEN deadline = '-infinity' THEN 0
 		ELSE ceil(date_part('epoch', deadline - clock_timestamp()) * 1000) END;
@@ -1456,6 +1458,15 @@ $$;
  *	8. failed and retryable: claim in place;
  *	9. absent: check the key's own time, then insert.
  *
+ * idem__look_at() looks at the key until it has an outcome, and idem__claim_key() calls it again when
+ * a live lease may have ended.  The steps of a look:
+ *
+ *	idem__policy_of_claim(), idem__check_terms(): 1;
+ *	idem__draw_token(): the lock of the key, for a lease;
+ *	idem__insert_claim(): 2 and 9;
+ *	idem__decide(): 3 to 8, if there is a row;
+ *	idem__keep_promise(): if it ends in "claimed", the policy again, under its lock.
+ *
  * The insert always comes first.  INSERT ... ON CONFLICT DO NOTHING waits for the
  * transaction that has the row (2), raises 40001 if the deciding row is invisible to the
  * snapshot, and is all that a new key needs.  Only an insert or update that succeeds ends in
@@ -1479,10 +1490,336 @@ $$;
  * every other answer takes none.  No claim waits for this lock while it has a row, or for a
  * row while it has this lock: otherwise two transactions could take the two in opposite
  * order, and deadlock.
- *
- * lease: NULL for a transactional claim.  strict: raise ID400 for a key whose own time breaks
- * the policy; otherwise answer invalid.
  */
+
+-- What a look has found
+CREATE TYPE @extschema@.idem__look AS (
+	outcome text,				-- NULL: look again
+	is_live boolean,			-- another holder has a live lease
+	is_ours boolean,			-- this transaction wrote the row
+	inserted_at timestamptz,	-- when the insert of a new row began; NULL: there was a row
+	result jsonb,
+	progress jsonb,
+	token int8,					-- of the claim
+	expires_at timestamptz,		-- NULL: the row that was there counts as absent
+	lease_until timestamptz
+);
+
+-- What the next look of a claim waits for, and how long
+CREATE TYPE @extschema@.idem__patience AS (
+	waits_for text,				-- row; policy, which is its lock; or nothing.  A claim of a lease
+								-- waits for the row only in looks that do not claim.  NULL: it
+								-- depends on whether there is a row
+	until timestamptz,			-- NULL: give up
+	slices int4,				-- of waiting, so far; see idem__bound_lock_waits()
+	delete_until timestamptz,	-- of a row's removal, which is waited for after the deadline too
+	is_deleting boolean,		-- another transaction removes the row
+	has_looked_again boolean	-- after the deadline
+);
+
+-- Decision 1: the policy of a scope in which requests can be claimed.
+CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text)
+RETURNS @extschema@.idem__scope_policy
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	policy constant @extschema@.idem__scope_policy := (SELECT p FROM @extschema@.idem__policy(of_scope) AS p);
+BEGIN
+	IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
+		PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
+			'Retry the transaction.');
+	END IF;
+	IF policy.undeclared THEN
+		PERFORM @extschema@.idem__raise_undeclared(of_scope);
+	END IF;
+	RETURN policy;
+END
+$$;
+
+-- Decision 1: raises an error if the policy refuses what a claim of a lease asks for.
+CREATE FUNCTION @extschema@.idem__check_terms(key @extschema@.idem__key, lease interval, progress jsonb, policy @extschema@.idem__scope_policy)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	IF lease > policy.lease_max THEN
+		ignored := @extschema@.idem__check_lease_max(key, lease, policy.lease_max);
+	END IF;
+	IF progress IS NOT NULL THEN
+		ignored := @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+	END IF;
+END
+$$;
+
+-- Locks the key for a lease, and draws its token under the lock.  NULL: there is a row, and the
+-- caller wants the lock only if there is none.
+CREATE FUNCTION @extschema@.idem__draw_token(key @extschema@.idem__key, only_if_absent boolean)
+RETURNS int8
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	IF only_if_absent THEN
+		IF EXISTS (SELECT FROM @extschema@.idem_claims AS c
+				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)) THEN
+			RETURN NULL;
+		END IF;
+	END IF;
+	ignored := @extschema@.idem__lock_key(key);
+	RETURN nextval('@extschema@.idem_token_seq');
+END
+$$;
+
+-- Decisions 2 and 9: waits for a transaction that has the key, and inserts the row of the claim.
+-- Outcome NULL: there is a row.  "stale": the insert has to be rolled back.
+CREATE FUNCTION @extschema@.idem__insert_claim(
+	key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, new_token int8,
+	ttl interval, guarded_since timestamptz, key_time timestamptz)
+RETURNS @extschema@.idem__look
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	-- (Not a variable of the table's type: a session's first call would open the table for it,
+	-- and wait for its lock longer than the deadline.)
+	look @extschema@.idem__look;
+	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
+	begun constant timestamptz := clock_timestamp();
+BEGIN
+	look.lease_until := begun + lease;
+	look.expires_at := @extschema@.idem__remembered_until(ttl, key_time, look.lease_until);
+	INSERT INTO @extschema@.idem_claims AS c (expires_at, lease_until, token, state, request_id, user_id, scope, fingerprint, progress)
+	VALUES (look.expires_at, look.lease_until, new_token, new_state, key.request_id, key.user_id, key.scope, new_fingerprint, new_progress)
+	ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+	IF FOUND THEN
+		look.inserted_at := begun;
+		look.is_ours := true;
+		look.outcome := 'claimed';
+		IF @extschema@.idem__may_be_forgotten(key_time, ttl, guarded_since) THEN
+			-- The insert is rolled back, so read the absence: SERIALIZABLE has to see it.
+			PERFORM FROM @extschema@.idem_claims AS c
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
+			look := ROW ('stale', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__look;
+		END IF;
+	END IF;
+	RETURN look;
+END
+$$;
+
+-- Decisions 3 to 8, by the row of the key.  "claimed": the claim can take its place, and this
+-- transaction has locked it.  Outcome NULL: the row, or the policy, has changed meanwhile.
+CREATE FUNCTION @extschema@.idem__decide(
+	key @extschema@.idem__key, fingerprint bytea, policy @extschema@.idem__scope_policy, key_time timestamptz)
+RETURNS @extschema@.idem__look
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	seen record;
+	look @extschema@.idem__look;
+BEGIN
+	SELECT c.xmin AS version, @extschema@.idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
+		c.lease_until, c.fingerprint, c.result, c.progress
+	INTO seen FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+	ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
+	-- The transaction that the insert waited for may have changed the policy too.
+	IF NOT FOUND OR (SELECT p FROM @extschema@.idem__policy(key.scope) AS p) IS DISTINCT FROM policy THEN
+		RETURN look;
+	END IF;
+
+	look.is_ours := seen.ours;
+	IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
+		AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
+		-- 3
+		look.outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
+			THEN 'stale' ELSE 'claimed' END;
+	ELSE
+		look.is_live := seen.state = 'in_progress' AND NOT seen.ours AND seen.lease_until > clock_timestamp();
+		look.outcome := CASE
+			-- 4
+			WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
+			-- 5 and 8
+			WHEN seen.state = 'completed' THEN 'completed'
+			WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
+			-- 6
+			WHEN seen.ours OR look.is_live THEN 'in_progress'
+			-- 7
+			WHEN policy.unknown THEN 'unknown'
+			ELSE 'claimed' END;
+		look.is_live := look.is_live AND look.outcome = 'in_progress';
+		-- Under another fingerprint the stored row belongs to another request.
+		IF look.outcome <> 'mismatch' THEN
+			look.progress := seen.progress;
+			look.expires_at := seen.expires_at;
+			look.lease_until := seen.lease_until;
+			look.result := CASE WHEN look.outcome <> 'claimed' THEN seen.result END;
+		END IF;
+	END IF;
+
+	IF look.outcome = 'claimed' THEN
+		PERFORM FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.xmin = seen.version
+		FOR NO KEY UPDATE;
+		IF NOT FOUND THEN
+			look.outcome := NULL;		-- changed meanwhile
+		END IF;
+	END IF;
+	RETURN look;
+END
+$$;
+
+-- The end of a look that claims.  Re-checks the policy: the caller has its lock, so the policy cannot
+-- change until this transaction ends.  Outcome NULL: it has changed since the look began.  Then
+-- writes the row in place of its predecessor; or once more if the insert has waited, since the
+-- promise has to count from now.
+CREATE FUNCTION @extschema@.idem__keep_promise(
+	look @extschema@.idem__look, key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, new_token int8,
+	policy @extschema@.idem__scope_policy, key_time timestamptz)
+RETURNS @extschema@.idem__look
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
+	-- Then the answer tells of the predecessor, and this is the same request: keep its fingerprint,
+	-- its promise and its progress.  Its progress takes precedence: the successor passed its own
+	-- before it was told of that one.
+	is_successor constant boolean := look.inserted_at IS NULL AND look.expires_at IS NOT NULL;
+BEGIN
+	IF (SELECT p FROM @extschema@.idem__policy(key.scope) AS p) IS DISTINCT FROM policy THEN
+		look.outcome := NULL;
+	ELSIF look.inserted_at IS NULL OR look.expires_at < clock_timestamp() + policy.ttl
+		OR clock_timestamp() - look.inserted_at > interval '10 milliseconds' THEN
+		look.lease_until := clock_timestamp() + lease;
+		look.expires_at := greatest(CASE WHEN is_successor THEN look.expires_at END,
+			@extschema@.idem__remembered_until(policy.ttl, key_time, look.lease_until));
+		UPDATE @extschema@.idem_claims AS c SET expires_at = look.expires_at, lease_until = look.lease_until,
+			token = new_token, state = new_state, result = NULL,
+			fingerprint = CASE WHEN is_successor THEN coalesce(new_fingerprint, c.fingerprint) ELSE new_fingerprint END,
+			progress = coalesce(look.progress, new_progress)
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+			AND (NOT look.is_ours OR @extschema@.idem__is_ours(c.xmin));
+	END IF;
+	look.token := new_token;
+	RETURN look;
+END
+$$;
+
+-- How a claim goes on after a look in which a lock was not available.  While a row is being
+-- removed, nobody executes its key.  So a claim with wait => '0' waits for the removal too, for a
+-- time.
+CREATE FUNCTION @extschema@.idem__after_refusal(
+	patience @extschema@.idem__patience, step text, key @extschema@.idem__key, deadline timestamptz)
+RETURNS @extschema@.idem__patience
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	was_deleting constant boolean := patience.is_deleting;
+BEGIN
+	IF step = 'lock policy at once' THEN
+		patience.waits_for := 'policy';
+		RETURN patience;
+	END IF;
+	patience.waits_for := CASE step WHEN 'lock policy' THEN 'policy' ELSE 'row' END;
+	patience.slices := patience.slices + 1;
+	patience.until := deadline;
+	IF clock_timestamp() >= deadline THEN
+		-- Called first, so always: in SERIALIZABLE, "timed_out" has to be a read of the row, and this call is one.
+		patience.is_deleting := coalesce(@extschema@.idem__is_being_deleted(key), false)
+			AND step = 'insert' AND clock_timestamp() < patience.delete_until;
+		IF patience.is_deleting THEN
+			patience.until := clock_timestamp() + interval '100 milliseconds';
+		ELSIF was_deleting OR NOT patience.has_looked_again THEN
+			-- The transaction that removed the row may have ended meanwhile, or been rolled back.
+			patience.has_looked_again := true;
+		ELSE
+			patience.until := NULL;
+		END IF;
+	END IF;
+	RETURN patience;
+END
+$$;
+
+-- Looks at the key, and claims it if it can, until there is an outcome or the deadline passes.
+-- is_live: wait until the lease ends or the deadline passes, then look again.
+CREATE FUNCTION @extschema@.idem__look_at(
+	key @extschema@.idem__key, fingerprint bytea, deadline timestamptz, lease interval, progress jsonb,
+	waits_for text, delete_until timestamptz)
+RETURNS @extschema@.idem__look
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	caller_timeout constant text := current_setting('lock_timeout');
+	patience @extschema@.idem__patience := ROW (waits_for, deadline, 0, delete_until, false, false)::@extschema@.idem__patience;
+	step text;					-- of the look, for when a lock is not available
+	is_bounded boolean;			-- the timeout is ours, not the caller's
+	policy @extschema@.idem__scope_policy;
+	key_time timestamptz;
+	token int8;
+	look @extschema@.idem__look;
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	WHILE look.outcome IS NULL LOOP
+		look := NULL;
+		BEGIN
+			IF patience.waits_for = 'policy' THEN
+				step := 'lock policy';
+				is_bounded := @extschema@.idem__bound_lock_waits(patience.until, patience.slices);
+				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
+			END IF;
+			step := 'check';
+			is_bounded := @extschema@.idem__bound_lock_waits(
+				CASE patience.waits_for WHEN 'row' THEN patience.until ELSE '-infinity' END, patience.slices);
+			policy := @extschema@.idem__policy_of_claim(key.scope);
+			key_time := CASE WHEN policy.uuidv7 THEN @extschema@.idem__key_time(key) END;
+			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
+				look.outcome := 'invalid';
+				RAISE SQLSTATE 'ID001';
+			ELSIF lease IS NOT NULL THEN
+				ignored := @extschema@.idem__check_terms(key, lease, progress, policy);
+				token := CASE WHEN patience.waits_for IS DISTINCT FROM 'row' THEN @extschema@.idem__draw_token(key, patience.waits_for IS NULL) END;
+				patience.waits_for := coalesce(patience.waits_for, CASE WHEN token IS NULL THEN 'row' ELSE 'nothing' END);
+			END IF;
+			step := 'insert';
+			look := @extschema@.idem__insert_claim(key, fingerprint, lease, progress, token, policy.ttl, policy.guarded_since, key_time);
+			step := 'decide';
+			IF look.outcome IS NULL THEN
+				look := @extschema@.idem__decide(key, fingerprint, policy, key_time);
+			END IF;
+			IF look.outcome = 'claimed' AND lease IS NOT NULL AND token IS NULL THEN
+				patience.waits_for := 'nothing';
+				look.outcome := NULL;
+			ELSIF look.outcome = 'claimed' THEN
+				IF patience.waits_for <> 'policy' THEN
+					step := 'lock policy at once';
+					LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
+				END IF;
+				step := 'write';
+				look := @extschema@.idem__keep_promise(look, key, fingerprint, lease, progress, token, policy, key_time);
+			END IF;
+			IF look.outcome IS NULL OR look.outcome = 'stale' OR (look.outcome <> 'claimed' AND (look.is_live OR lease IS NOT NULL)) THEN
+				RAISE SQLSTATE 'ID001';
+			END IF;
+			ignored := set_config('lock_timeout', caller_timeout, true);
+		EXCEPTION
+			WHEN SQLSTATE 'ID001' THEN
+				NULL;
+			WHEN lock_not_available THEN
+				IF NOT is_bounded AND step <> 'lock policy at once' THEN
+					RAISE;
+				END IF;
+				patience := @extschema@.idem__after_refusal(patience, step, key, deadline);
+				look := NULL;
+				look.outcome := CASE WHEN patience.until IS NULL THEN @extschema@.idem__outcome_of_passed(deadline) END;
+		END;
+	END LOOP;
+	RETURN look;
+END
+$$;
+
+-- lease: NULL for a transactional claim.  strict: raise ID400 for a key whose own time breaks the
+-- policy; otherwise answer invalid.
 CREATE FUNCTION @extschema@.idem__claim_key(
 	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
 	lease interval, progress jsonb, strict boolean)
@@ -1490,273 +1827,44 @@ RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	caller_timeout constant text := current_setting('lock_timeout');
-	-- While a row is being deleted, nobody executes its key.  So a claim with wait => '0'
-	-- waits for the delete too, at most this long; a batch takes about a second.
-	delete_deadline constant timestamptz := clock_timestamp() + interval '5 seconds';
-	patience timestamptz := deadline;
+	-- A row's removal is waited for so long at most: a batch of a cleaner takes about a second.
+	delete_until constant timestamptz := clock_timestamp() + interval '5 seconds';
+	waits_for text := CASE WHEN lease IS NULL THEN 'row' END;
 	pause interval := '1 millisecond';
-	slices int4 := 0;			-- of waiting for locks, so far
-	only_waiting boolean := false;	-- this look takes no lock of the key
-	has_looked boolean := false;	-- for a row, before the first insert
-	policy_refused boolean := false;	-- its lock was not free: take it before the row
-	locking_policy boolean;
-	catching boolean;			-- the timeout is ours, not the caller's
-	inserting boolean;
-	deleting boolean := false;	-- another transaction removes the row
-	may_be_gone boolean;
-	has_looked_again boolean := false;
-	live boolean;				-- another holder has a live lease
-	policy record;
-	policy_now record;
-	key_time timestamptz;
-	is_new boolean;				-- this call inserted the row
-	is_ours boolean;			-- this transaction wrote the row
-	seen record;				-- the row that was found
-	-- The row that a claim stores.  (Not a variable of the table's type: a session's first call
-	-- would open the table for it, and wait for its lock longer than the deadline.)
-	claim_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
-	claim_fingerprint constant bytea := fingerprint;
-	claim_progress constant jsonb := progress;
-	claim_token int8;
-	claim_expires_at timestamptz;
-	claim_lease_until timestamptz;
-	claim_from timestamptz;
-	outcome text;
-	answer @extschema@.idem__answer;
+	look @extschema@.idem__look;
 	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
-	ignored := @extschema@.idem__require_writable(command);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM @extschema@.idem__require_writable(command);
+	END IF;
 	LOOP
-		outcome := NULL;
-		answer := NULL;
-		live := false;
-		inserting := false;
-		locking_policy := policy_refused;
-		BEGIN
-			IF locking_policy THEN
-				catching := @extschema@.idem__bound_lock_waits(patience, slices);
-				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
-				locking_policy := false;
-			END IF;
-			catching := @extschema@.idem__bound_lock_waits(CASE WHEN policy_refused OR (lease IS NOT NULL AND NOT only_waiting)
-				THEN '-infinity' ELSE patience END, slices);
-
-			-- 1
-			SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
-			IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
-				PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
-					'Retry the transaction.');
-			END IF;
-			IF policy.undeclared THEN
-				PERFORM @extschema@.idem__raise_undeclared(key.scope);
-			END IF;
-			key_time := CASE WHEN policy.uuidv7 THEN @extschema@.idem__key_time(key) END;
-			IF policy.uuidv7 AND (key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute') THEN
-				outcome := 'invalid';
-				RAISE SQLSTATE 'ID001';
-			END IF;
-			IF lease IS NOT NULL THEN
-				PERFORM @extschema@.idem__check_lease_max(key, lease, policy.lease_max);
-			END IF;
-			IF progress IS NOT NULL THEN
-				PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
-			END IF;
-
-			claim_token := NULL;
-			IF lease IS NOT NULL AND NOT has_looked THEN
-				has_looked := true;
-				only_waiting := EXISTS (SELECT FROM @extschema@.idem_claims AS c
-					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key));
-			END IF;
-			IF lease IS NOT NULL AND NOT only_waiting THEN
-				PERFORM @extschema@.idem__lock_key(key);
-				claim_token := nextval('@extschema@.idem_token_seq');
-			END IF;
-
-			-- 2 and 9
-			claim_from := clock_timestamp();
-			claim_lease_until := claim_from + lease;
-			claim_expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, claim_lease_until);
-			inserting := true;
-			is_ours := true;
-			INSERT INTO @extschema@.idem_claims (expires_at, lease_until, token, state,
-				request_id, user_id, scope, fingerprint, progress)
-			VALUES (claim_expires_at, claim_lease_until, claim_token, claim_state,
-				key.request_id, key.user_id, key.scope, claim_fingerprint, claim_progress)
-			ON CONFLICT (request_id, user_id, scope) DO NOTHING;
-			IF FOUND THEN
-				outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
-					THEN 'stale' ELSE 'claimed' END;
-				IF outcome = 'stale' THEN
-					-- The insert is rolled back, so read the absence: SERIALIZABLE has to see it.
-					PERFORM FROM @extschema@.idem_claims AS c
-					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
-				END IF;
-			ELSE
-				inserting := false;
-				SELECT c.xmin AS version, @extschema@.idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
-					c.lease_until, c.fingerprint, c.result, c.progress
-				INTO seen FROM @extschema@.idem_claims AS c
-				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-				ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
-				IF NOT FOUND THEN
-					RAISE SQLSTATE 'ID001';		-- removed meanwhile: look again
-				END IF;
-				is_ours := seen.ours;
-				-- The transaction that we waited for may have changed the policy too.
-				SELECT p.* INTO policy_now FROM @extschema@.idem__policy(key.scope) AS p;
-				IF policy_now IS DISTINCT FROM policy THEN
-					RAISE SQLSTATE 'ID001';
-				END IF;
-
-				IF policy.reclaim AND NOT is_ours AND seen.expires_at <= clock_timestamp()
-					AND NOT (seen.state = 'in_progress' AND (policy.unknown OR seen.lease_until > clock_timestamp())) THEN
-					-- 3
-					outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy.ttl, policy.guarded_since)
-						THEN 'stale' ELSE 'claimed' END;
-				ELSE
-					live := seen.state = 'in_progress' AND NOT is_ours AND seen.lease_until > clock_timestamp();
-					outcome := CASE
-						-- 4
-						WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
-						-- 5 and 8
-						WHEN seen.state = 'completed' THEN 'completed'
-						WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
-						-- 6
-						WHEN is_ours OR live THEN 'in_progress'
-						-- 7
-						WHEN policy.unknown THEN 'unknown'
-						ELSE 'claimed' END;
-					live := live AND outcome = 'in_progress';
-					-- Under another fingerprint the stored row belongs to another request.
-					IF outcome <> 'mismatch' THEN
-						answer.progress := seen.progress;
-						answer.expires_at := seen.expires_at;
-						answer.lease_until := seen.lease_until;
-						answer.result := CASE WHEN outcome <> 'claimed' THEN seen.result END;
-					END IF;
-				END IF;
-				IF outcome = 'claimed' THEN
-					PERFORM FROM @extschema@.idem_claims AS c
-					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-						AND c.xmin = seen.version
-					FOR NO KEY UPDATE;
-					IF NOT FOUND THEN
-						outcome := NULL;
-						RAISE SQLSTATE 'ID001';		-- changed meanwhile: look again
-					END IF;
-				END IF;
-			END IF;
-
-			IF outcome = 'claimed' AND only_waiting THEN
-				only_waiting := false;
-				outcome := NULL;
-				RAISE SQLSTATE 'ID001';
-			ELSIF outcome = 'stale' OR (outcome <> 'claimed' AND (live OR lease IS NOT NULL)) THEN
-				RAISE SQLSTATE 'ID001';
-			END IF;
-
-			-- Re-check the policy under its lock.  It cannot change until this transaction ends.
-			IF outcome = 'claimed' THEN
-				is_new := inserting;
-				inserting := false;
-				IF NOT policy_refused THEN
-					locking_policy := true;
-					LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE NOWAIT;
-					locking_policy := false;
-				END IF;
-				SELECT p.* INTO policy_now FROM @extschema@.idem__policy(key.scope) AS p;
-				IF policy_now IS DISTINCT FROM policy THEN
-					outcome := NULL;
-					RAISE SQLSTATE 'ID001';
-				END IF;
-			END IF;
-
-			-- Claimed in place; or the insert waited, and the promise has to count from now.
-			IF outcome = 'claimed' AND (NOT is_new OR claim_expires_at < clock_timestamp() + policy.ttl
-				OR clock_timestamp() - claim_from > interval '10 milliseconds') THEN
-				claim_lease_until := clock_timestamp() + lease;
-				-- If the answer tells of a predecessor, this is the same request: keep its
-				-- fingerprint, its promise and its progress.  Its progress takes precedence: the
-				-- successor passed its own before it was told of that one.
-				claim_expires_at := greatest(answer.expires_at,
-					@extschema@.idem__remembered_until(policy.ttl, key_time, claim_lease_until));
-				UPDATE @extschema@.idem_claims AS c SET expires_at = claim_expires_at, lease_until = claim_lease_until,
-					token = claim_token, state = claim_state, result = NULL,
-					fingerprint = CASE WHEN answer.expires_at IS NULL THEN claim_fingerprint
-						ELSE coalesce(claim_fingerprint, c.fingerprint) END,
-					progress = coalesce(answer.progress, claim_progress)
-				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-					AND (NOT is_ours OR @extschema@.idem__is_ours(c.xmin));
-			END IF;
-			ignored := set_config('lock_timeout', caller_timeout, true);
-		EXCEPTION
-			WHEN SQLSTATE 'ID001' THEN
-				NULL;
-			WHEN lock_not_available THEN
-				IF NOT catching AND (policy_refused OR NOT locking_policy) THEN
-					RAISE;
-				END IF;
-				outcome := NULL;
-				answer := NULL;
-				live := false;
-				IF locking_policy AND NOT policy_refused THEN
-					policy_refused := true;
-				ELSE
-					policy_refused := locking_policy;
-					only_waiting := lease IS NOT NULL AND NOT locking_policy;
-					slices := slices + 1;
-					patience := deadline;
-					IF clock_timestamp() >= deadline THEN
-						may_be_gone := deleting;
-						-- (Always called: in SERIALIZABLE the answer that we may give is a read of the row, which this is.)
-						deleting := @extschema@.idem__is_being_deleted(key) AND inserting AND clock_timestamp() < delete_deadline;
-						IF deleting THEN
-							patience := clock_timestamp() + interval '100 milliseconds';
-						ELSIF may_be_gone OR NOT has_looked_again THEN
-							-- The transaction that removed the row may have ended meanwhile, or been rolled back.
-							has_looked_again := true;
-							deleting := false;
-						ELSE
-							outcome := @extschema@.idem__outcome_of_passed(deadline);
-						END IF;
-					END IF;
-				END IF;
-		END;
-
-		EXIT WHEN outcome IS NOT NULL AND (NOT live OR deadline = '-infinity');
-		IF live THEN
-			IF clock_timestamp() >= deadline THEN
-				outcome := 'timed_out';
-				EXIT;
-			END IF;
-			PERFORM pg_sleep(date_part('epoch',
-				least(clock_timestamp() + pause, answer.lease_until, deadline) - clock_timestamp()));
-			pause := least(pause * 2, interval '100 milliseconds');
+		look := @extschema@.idem__look_at(key, fingerprint, deadline, lease, progress, waits_for, delete_until);
+		EXIT WHEN look.is_live IS NOT TRUE;
+		IF clock_timestamp() >= deadline THEN
+			look.outcome := @extschema@.idem__outcome_of_passed(deadline);
+			EXIT;
 		END IF;
+		PERFORM pg_sleep(date_part('epoch', least(clock_timestamp() + pause, look.lease_until, deadline) - clock_timestamp()));
+		pause := least(pause * 2, interval '100 milliseconds');
+		waits_for := 'row';
 	END LOOP;
 
-	answer.outcome := outcome;
-	IF outcome = 'claimed' THEN
-		answer.token := claim_token;
-		answer.expires_at := claim_expires_at;
-		answer.lease_until := claim_lease_until;
+	IF look.outcome = 'claimed' THEN
 		ignored := @extschema@.idem__note('+', E'\t' || @extschema@.idem__held_text(key));
 		-- A crash must not lose this commit: the token would be drawn again.
 		IF lease IS NOT NULL THEN
 			PERFORM @extschema@.idem__commit_synchronously();
 		END IF;
-	ELSIF outcome <> 'invalid' THEN
-		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), outcome, answer.result);
-	ELSIF strict AND key_time IS NULL THEN
+	ELSIF look.outcome <> 'invalid' THEN
+		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), look.outcome, look.result);
+	ELSIF strict AND @extschema@.idem__key_time(key) IS NULL THEN
 		PERFORM @extschema@.idem__raise_of_key('ID400', 'request_id is not a version 7 UUID in canonical lower-case form',
 			'Fix the client: this scope has key_time = uuidv7 and needs the time in the id.', key);
 	ELSIF strict THEN
 		PERFORM @extschema@.idem__raise_of_key('ID400', 'request id is ahead of the clock',
 			'Fix the client: its clock is more than a minute ahead.', key);
 	END IF;
-	RETURN answer;
+	RETURN ROW (look.outcome, look.result, look.progress, look.token, look.expires_at, look.lease_until)::@extschema@.idem__answer;
 END
 $$;
 
