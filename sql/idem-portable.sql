@@ -24,7 +24,7 @@
  * - lock_timeout bounds a wait for a transaction, and ends it with an error.  So each claim
  *	 runs in a subtransaction.  Waiters notice a ROLLBACK TO of the holder up to
  *	 deadlock_timeout plus a second late.  More than 64 claims in one transaction slow down
- *	 the snapshots of other sessions; a batch of new keys counts as a few claims.
+ *	 other sessions that read rows younger than it; a batch of new keys counts as a few claims.
  * - A claim with wait => '0' waits for a transaction that has removed the request and has
  *	 claimed it again: only the removal is visible.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
