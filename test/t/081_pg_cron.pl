@@ -4,6 +4,7 @@
 use strict;
 use warnings;
 
+use FindBin;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -29,7 +30,11 @@ my %database = (
 	portable_batch => [ 'idem_portable', 'SELECT work.idem_cleanup()' ],
 	portable_all_batches => [ 'idem_portable', 'CALL work.idem_cleanup_all()' ]);
 
-$node->safe_psql('postgres', 'CREATE EXTENSION pg_cron; CREATE ROLE operator LOGIN; GRANT USAGE ON SCHEMA cron TO operator');
+$node->safe_psql('postgres', q{
+	CREATE EXTENSION pg_cron;
+	CREATE ROLE operator LOGIN;
+	GRANT USAGE ON SCHEMA cron TO operator;
+	GRANT EXECUTE ON FUNCTION cron.schedule_in_database TO operator});
 for my $name (sort keys %database)
 {
 	my ($edition, $command) = @{ $database{$name} };
@@ -46,8 +51,13 @@ for my $name (sort keys %database)
 		GRANT USAGE ON SCHEMA work TO operator;
 	});
 	$node->safe_psql('postgres', qq{
-		SELECT cron.schedule_in_database('$name', '$when', '$command', '$name', 'operator')});
+		SET ROLE operator;
+		SELECT cron.schedule_in_database('$name', '$when', '$command', '$name')});
 }
+# What doc/portable.md runs beside it
+my ($purge) = slurp_file("$FindBin::RealBin/../../doc/portable.md") =~ /'idem-log', '0 3 \* \* \*', (\$\$.*?\$\$)/s;
+$purge =~ s/'idem', 'idem-log'/'batch'/;
+$node->safe_psql('postgres', "SET ROLE operator; SELECT cron.schedule('purge', '$when', $purge)");
 
 for my $mode ('off', 'on')
 {
@@ -58,7 +68,11 @@ for my $mode ('off', 'on')
 		INSERT INTO work.idem_claims (expires_at, state, request_id, user_id, scope)
 		SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'user', '' FROM generate_series(1, 1000) AS i;
 	}) for sort keys %database;
-	$node->safe_psql('postgres', 'TRUNCATE cron.job_run_details');
+	$node->safe_psql('postgres', q{
+		TRUNCATE cron.job_run_details;
+		INSERT INTO cron.job_run_details (runid, jobid, database, username, status, end_time)
+		SELECT -1 - o.days * 10 - j.jobid, j.jobid, 'postgres', 'operator', 'succeeded', now() - make_interval(days => o.days)
+		FROM cron.job AS j, (VALUES (0), (2)) AS o (days) WHERE j.jobname IN ('batch', 'all_batches')});
 	$node->restart;
 	for my $name (sort keys %database)
 	{
@@ -66,6 +80,11 @@ for my $mode ('off', 'on')
 		ok( $node->poll_query_until('postgres', "SELECT status = 'succeeded' FROM cron.job_run_details WHERE database = '$name'"),
 			"$name, $how: the job succeeds");
 	}
+	ok($node->poll_query_until('postgres', q{
+			SELECT string_agg(jobname || ' ' || age, ', ' ORDER BY jobname, age) = 'all_batches 0, all_batches 2, batch 0'
+			FROM (SELECT j.jobname, date_part('day', now() - d.end_time) AS age
+				FROM cron.job_run_details AS d JOIN cron.job AS j USING (jobid) WHERE d.runid < 0) AS r}),
+		"$how: the old rows of a job are purged from the log");
 }
 
 $node->stop;
