@@ -54,6 +54,7 @@ OBJS = \
 	src/expiry.o \
 	src/unsettled.o \
 	src/policy.o \
+	src/relation_lock.o \
 	src/scopes.o \
 	src/key.o \
 	src/interval.o \

@@ -30,7 +30,6 @@
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -40,6 +39,7 @@
 #include "interval.h"
 #include "key.h"
 #include "policy.h"
+#include "relation_lock.h"
 #include "scopes.h"
 
 /* Every name that is used adds a scope: drop all when there are this many. */
@@ -184,46 +184,39 @@ with_settings(IdemPolicy policy)
 
 /*
  * The lock must belong to the transaction, because the caller may wait for it in a
- * subtransaction that is then rolled back.  It is taken twice: first for the caller's
- * subtransaction, which releases it if taking it raises an error (it processes
- * invalidations), or if it is granted at the moment in which the wait times out.  Only then
- * is it taken for the transaction, which cannot fail.
+ * subtransaction that is then rolled back.  A caller that waits takes it twice: first for that
+ * subtransaction, which releases it if taking it raises an error (it processes invalidations),
+ * or if it is granted at the moment in which the wait times out.  Only then is it taken for
+ * the transaction, which cannot fail.
  */
 static bool
 lock_scopes(bool wait, SubTransactionId subtransaction)
 {
 	Oid			scopes = idem_catalog()->scopes;
-	ResourceOwner owner = CurrentResourceOwner;
 
 	if (locked_scopes == scopes)
 		return true;
 	idem_policy_unlock();
 	if (wait)
 		LockRelationOid(scopes, RowShareLock);
-	else if (!ConditionalLockRelationOid(scopes, RowShareLock))
+	if (!idem_relation_lock_try(scopes, RowShareLock))
 		return false;
-
-	/* This backend has the lock: taking it again only counts it. */
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	LockRelationOid(scopes, RowShareLock);
-	CurrentResourceOwner = owner;
 	locked_scopes = scopes;
 	locked_in = subtransaction;
 	locks_taken++;
-	UnlockRelationOid(scopes, RowShareLock);
+	if (wait)
+		UnlockRelationOid(scopes, RowShareLock);
+	else
+		AcceptInvalidationMessages();
 	return true;
 }
 
 void
 idem_policy_unlock(void)
 {
-	ResourceOwner owner = CurrentResourceOwner;
-
 	if (!OidIsValid(locked_scopes))
 		return;
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	UnlockRelationOid(locked_scopes, RowShareLock);
-	CurrentResourceOwner = owner;
+	idem_relation_unlock(locked_scopes, RowShareLock);
 	locked_scopes = InvalidOid;
 }
 

@@ -73,6 +73,7 @@
 #include "utils/syscache.h"
 
 #include "compat.h"
+#include "relation_lock.h"
 #include "store_internal.h"
 
 /* InvalidOid stands for the type idem_state: its OID differs from database to database. */
@@ -227,31 +228,28 @@ check_direct_writes(Relation claims)
 static void
 unlock_for_transaction(Oid *locked)
 {
-	ResourceOwner owner = CurrentResourceOwner;
-
 	Assert(OidIsValid(*locked) && !has_written);
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	UnlockRelationOid(*locked, RowExclusiveLock);
-	CurrentResourceOwner = owner;
+	idem_relation_unlock(*locked, RowExclusiveLock);
 	*locked = InvalidOid;
 }
 
+/* Also processes the invalidations of what was committed before. */
 static void
 lock_for_transaction(Oid *locked, Oid relid)
 {
-	ResourceOwner owner = CurrentResourceOwner;
-
 	if (*locked == relid)
 		return;
 	if (OidIsValid(*locked) && !has_written)
 		unlock_for_transaction(locked);
-	/* Under the caller's owner first: it cleans up after an error in here. */
-	LockRelationOid(relid, RowExclusiveLock);
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	LockRelationOid(relid, RowExclusiveLock);
-	CurrentResourceOwner = owner;
-	UnlockRelationOid(relid, RowExclusiveLock);
+	if (!idem_relation_lock_try(relid, RowExclusiveLock))
+	{
+		/* Wait for it under the caller's owner, which cleans up after an error. */
+		LockRelationOid(relid, RowExclusiveLock);
+		(void) idem_relation_lock_try(relid, RowExclusiveLock);
+		UnlockRelationOid(relid, RowExclusiveLock);
+	}
 	*locked = relid;
+	AcceptInvalidationMessages();
 }
 
 /*
