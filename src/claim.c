@@ -495,17 +495,18 @@ set_item(IdemClaimCall *call, const IdemClaimItem *item)
 
 /*
  * Returns how many of the items, from the first on, have no row.  look: the look at the first
- * one.  It ends at a repeat, whose answer depends on the item before.
+ * one; guessed: that others have no row is a guess.  It ends at a repeat, whose answer depends
+ * on the item before.
  */
 static int
 count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
-			 Look *look)
+			 bool may_guess, Look *look)
 {
 	Look		further;
 	bool		rest_is_absent = false;
 	int			n;
 
-	look->taken = false;
+	look->taken = look->guessed = false;
 	for (n = 0; n < nitems; n++)
 	{
 		Look	   *latest = n == 0 ? look : &further;
@@ -518,9 +519,14 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 			!take_policy(call))
 			break;
 		if (n == ABSENT_IN_A_ROW)
+		{
 			rest_is_absent =
 				idem_store_is_empty_between(&call->key,
 											&items[nitems - 1].key);
+			look->guessed = !rest_is_absent && may_guess &&
+				idem_store_may_guess(nitems);
+			rest_is_absent = rest_is_absent || look->guessed;
+		}
 		if (!rest_is_absent)
 		{
 			latest->probe = idem_store_probe(&call->key, false,
@@ -565,21 +571,43 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	return true;
 }
 
+/*
+ * Claims the first items together, if they are new and many enough: nabsent of them.  False:
+ * nothing is claimed; nabsent of them have no row, and look is the look at the first one.
+ */
+static bool
+claim_together(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
+			   IdemClaimAnswer *answers, Look *look, int *nabsent)
+{
+	bool		may_guess = nitems >= TOGETHER_MIN;
+
+	*nabsent = 0;
+	/* After a refusal no key can be claimed: look at one at a time. */
+	if (call->is_refused)
+		return false;
+	/* After a wrong guess, look at all of them. */
+	for (;; may_guess = false)
+	{
+		*nabsent = count_absent(call, items, nitems, may_guess, look);
+		if (*nabsent >= TOGETHER_MIN &&
+			claim_absent_keys(call, items, *nabsent, answers))
+			return true;
+		if (!look->guessed)
+			return false;
+	}
+}
+
 /* It waits for another transaction only after all earlier keys are claimed. */
 int
 idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 					  int nitems, IdemClaimAnswer *answers)
 {
 	Look		look = {.taken = false};
-	int			nabsent = 0;
+	int			nabsent;
 
 	Assert(nitems > 0 && call->lease_us == 0);
-	/* After a refusal no key can be claimed: look at one at a time. */
-	if (!call->is_refused)
-		nabsent = count_absent(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
-							   &look);
-	if (nabsent >= TOGETHER_MIN &&
-		claim_absent_keys(call, items, nabsent, answers))
+	if (claim_together(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
+					   answers, &look, &nabsent))
 		return nabsent;
 
 	nabsent = Max(nabsent, 1);

@@ -115,6 +115,10 @@ extern bool idem_store_try_lock(void);
 extern IdemProbe idem_store_probe(const IdemKey *key, bool may_guess,
 								  IdemFound *found);
 
+/* True: so many keys of this session were new that the next nkeys can be inserted together
+ * without a probe. */
+extern bool idem_store_may_guess(int nkeys);
+
 extern bool idem_store_is_absent(const IdemKey *key);
 
 /*
@@ -164,8 +168,9 @@ extern bool idem_store_update(const IdemKey *key, const IdemFound *found,
 extern bool idem_store_delete(const IdemFound *found);
 
 /*
- * Inserts, in the same way, the rows of different keys that idem_store_probe() found absent:
- * all of them; or none, and returns false, if the row of any key is there after all.  Uses a
+ * Inserts, in the same way, the rows of different keys that idem_store_probe() found absent, or
+ * that idem_store_may_guess() allowed to guess absent: all of them; or none, and returns false,
+ * if the row of any key is there after all.  Uses a
  * subtransaction, so it pays for many rows only.
  */
 typedef struct IdemNewRow

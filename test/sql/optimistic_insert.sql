@@ -68,6 +68,32 @@ SELECT n, outcome FROM after_new('rolled back');
 SELECT n, outcome FROM after_new('rolled back');
 COMMIT;
 SELECT request_id, count(*) FROM idem_claims WHERE user_id = 'u' GROUP BY request_id ORDER BY request_id;
+-- A batch of many keys after a hundred times as many new ones: the rows of some keys are there.
+CREATE FUNCTION batch_after_new(requests text[], scope text DEFAULT '', fingerprint bytea DEFAULT NULL)
+RETURNS TABLE (request text, outcome idem_outcome, result jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+	filled text[] := requests || array_agg((i % 10) || 'x' || gen_random_uuid()) FROM generate_series(1, 100) AS i;
+BEGIN
+	PERFORM idem_claim_many(array_fill('new'::text, ARRAY[12000]),
+		(SELECT array_agg(gen_random_uuid()::text) FROM generate_series(1, 12000)));
+	RETURN QUERY SELECT CASE WHEN ordinal <= cardinality(requests) THEN filled[ordinal] ELSE 'others' END, t.outcome, t.result
+	FROM idem_claim_many(array_fill('u'::text, ARRAY[cardinality(filled)]), filled, batch_after_new.scope,
+		array_fill(fingerprint, ARRAY[cardinality(filled)]), wait => '0') AS t
+	WHERE ordinal <= cardinality(requests) + 1;
+END $$;
+SELECT * FROM batch_after_new('{marker,completed,failed,fingerprint,lease,batch}', fingerprint => '\x02');
+SELECT * FROM batch_after_new('{marker,completed,failed,batch,batch,twice,twice}');
+UPDATE idem_claims SET expires_at = now() - interval '1 s' WHERE request_id = 'expired';
+SELECT * FROM batch_after_new('{expired}', 'reclaim');
+SELECT * FROM batch_after_new('{failed}', 'again');
+SELECT * FROM batch_after_new('{00000000-0000-7000-8000-000000000000,not a uuid}', 'timed');
+BEGIN;
+SELECT idem_claim('u', 'own'), idem_complete('"own"');
+SELECT * FROM batch_after_new('{own,forgotten}');
+SELECT idem_forget('u', 'forgotten');
+SELECT * FROM batch_after_new('{forgotten}');
+COMMIT;
+SELECT request_id, count(*) FROM idem_claims WHERE user_id = 'u' AND request_id !~ '^\dx' GROUP BY request_id ORDER BY request_id;
 DELETE FROM idem_scopes WHERE scope IN ('again', 'reclaim', 'timed');
 TRUNCATE idem_claims;
-DROP FUNCTION claim_new, after_new;
+DROP FUNCTION claim_new, after_new, batch_after_new;

@@ -39,6 +39,41 @@ BEGIN
 END $$;
 SELECT * FROM claim_all('f ', 2);
 SELECT * FROM claim_all('f ', 2);
+-- A batch of n keys, 64 or more, is inserted without a probe after n times a hundred new keys, of
+-- single claims or batches. One duplicate then costs n rows, unless it is among the first keys,
+-- which are always probed for. "probed" counts the scans of the primary key.
+CREATE FUNCTION claim_batch(keys text, extra text[], OUT claimed bigint, OUT written bigint, OUT probed bigint) LANGUAGE plpgsql AS $$
+DECLARE
+	requests text[] := extra || array_agg(md5(split_part(keys, ' ', 1) || i)) FROM generate_series(1, split_part(keys, ' ', 2)::int) AS i;
+	key_index regclass := (SELECT conindid FROM pg_constraint WHERE conrelid = 'idem_claims'::regclass AND contype = 'p');
+BEGIN
+	written := -pg_stat_get_xact_tuples_inserted('idem_claims'::regclass);
+	probed := -pg_stat_get_xact_numscans(key_index);
+	SELECT count(*) FILTER (WHERE outcome = 'claimed') INTO claimed
+	FROM idem_claim_many(array_fill('batch'::text, ARRAY[cardinality(requests)]), requests);
+	written := written + pg_stat_get_xact_tuples_inserted('idem_claims'::regclass);
+	probed := probed + pg_stat_get_xact_numscans(key_index);
+END $$;
+BEGIN;
+SELECT idem_claim('batch', 'f'), idem_claim('batch', '0');
+SELECT claimed, written FROM claim_batch('g 6500', '{}');
+SELECT * FROM claim_batch('80 80', '{}');
+SELECT * FROM claim_batch('64 64', '{}');
+SELECT * FROM claim_batch('63 63', '{}');
+-- A duplicate behind the sixteenth key, and again; then the first key
+SELECT * FROM claim_batch('k 63', '{f}');
+SELECT * FROM claim_batch('l 63', '{f}');
+SELECT claimed, written FROM claim_batch('m 7000', '{}');
+SELECT * FROM claim_batch('n 63', '{0}');
+-- New keys that are rolled back count, too.
+SELECT * FROM claim_all('o ', 6500);
+SAVEPOINT s;
+SELECT * FROM claim_batch('p 64', '{}');
+ROLLBACK TO s;
+SELECT * FROM claim_batch('p 64', '{}');
+COMMIT;
+DROP FUNCTION claim_batch;
+DELETE FROM idem_claims WHERE user_id = 'batch' OR request_id LIKE 'o %';
 -- With an index of a user every claim probes first: that index must never get a row of a key
 -- that is already stored.
 CREATE UNIQUE INDEX regress_idem_unique ON idem_claims (user_id, request_id);
