@@ -50,6 +50,9 @@ typedef struct IdemStore
 	SubTransactionId opened_in; /* the latest one that has opened relations */
 	Relation	claims;
 	Relation	key_index;
+	Oid			claims_oid;		/* of a kept store, whose relations are closed */
+	Oid			key_index_oid;
+	List	   *index_oids;		/* all of the table's */
 	bool		has_user_index;
 	TupleTableSlot *slot;
 	TupleDesc	marker;			/* columns of a marker */
@@ -65,10 +68,11 @@ typedef struct IdemStore
 	IndexScanDesc scan;			/* has a reference of its own to the index */
 	int			nkept;			/* of IDEM_STORE_KEPT */
 
-	/* For writing index entries; made by the first write */
+	/* For writing index entries; made by the first write, whose indexes the others use */
 	EState	   *estate;
 	ResultRelInfo *target;
 	int			nkept_indexes;	/* how many of the target's the transaction keeps open */
+	int			nindexes_max;	/* for how many the target has room */
 	int			nindexes_of_all;	/* how many of them can have an entry of any row */
 	Oid			unsettled_index;	/* only of rows in progress: the last of the target's, once
 									 * such a row was written; InvalidOid: there is none */

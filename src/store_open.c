@@ -6,7 +6,8 @@
  * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from
  * the first claim of a transaction to its end (the_store).  They belong to the transaction's
  * own resource owner and memory, not to the portal or the subtransaction that happens to
- * claim first.  They are released
+ * claim first.  At the end of the transaction the relations are closed, and what was made of
+ * them is kept for the next one (kept_store).  They are released
  *
  *	- before the transaction commits or is prepared; an abort releases them by itself;
  *	- when a subtransaction aborts in which any of them was opened;
@@ -93,6 +94,10 @@ static const AttrNumber key_columns[KEY_COLUMNS] = {
 
 static IdemStore *the_store = NULL;
 static bool the_store_is_stale = false;
+
+/* What an earlier transaction has left; see keep_store() */
+static IdemStore *kept_store = NULL;
+static bool kept_store_is_stale = false;
 
 /* The index that idem_store_is_of_unsettled() was asked for last, and the answer */
 static Oid	asked_index = InvalidOid;
@@ -388,7 +393,8 @@ idem_store_is_of_unsettled(Oid index, Relation claims)
 	return asked_index_is_of_unsettled;
 }
 
-/* Sets which of the table's indexes are not of the extension. */
+/* Sets which indexes the table has, and which of them are not of the extension.  The current
+ * memory context is the store's. */
 static void
 look_at_indexes(IdemStore *store)
 {
@@ -405,7 +411,7 @@ look_at_indexes(IdemStore *store)
 				 lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
 			store->has_user_index = true;
 	}
-	list_free(indexes);
+	store->index_oids = indexes;
 }
 
 static void
@@ -447,6 +453,19 @@ make_slots(IdemStore *store)
 	idem_tuple_desc_done(store->marker);
 }
 
+/* From here on it is the transaction's, with references of its own to the relations. */
+static void
+use_for_transaction(IdemStore *store)
+{
+	Assert(the_store == NULL && store->nkept == 0);
+	store->in_use = true;
+	store->used_in = store->opened_in = GetCurrentSubTransactionId();
+	MemoryContextSetParent(store->context, TopTransactionContext);
+	the_store = store;
+	for (; store->nkept < IDEM_STORE_KEPT; store->nkept++)
+		keep_open(store->nkept == 0 ? store->claims : store->key_index);
+}
+
 /*
  * Opens, checks and allocates under the resource owner and in the memory of the caller's
  * subtransaction, so that an error leaves nothing behind.  Only then the_store is set, in
@@ -465,11 +484,11 @@ open_store(void)
 
 	Assert(the_store == NULL);
 	store->context = context;
-	store->in_use = true;
-	store->used_in = store->opened_in = GetCurrentSubTransactionId();
 	store->claims = open_claims_to_write();
 	check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
+	store->claims_oid = RelationGetRelid(store->claims);
+	store->key_index_oid = RelationGetRelid(store->key_index);
 	look_at_indexes(store);
 	InitDirtySnapshot(store->dirty);
 	idem_store_init_keys(store->keys);
@@ -478,15 +497,22 @@ open_store(void)
 								&store->dirty, KEY_COLUMNS);
 
 	store->scan = scan;
-	MemoryContextSetParent(context, TopTransactionContext);
-	the_store = store;
-	for (; store->nkept < IDEM_STORE_KEPT; store->nkept++)
-		keep_open(store->nkept == 0 ? store->claims : store->key_index);
+	use_for_transaction(store);
 	/* The caller's references: the scan's, the index's and the table's */
 	RelationClose(store->key_index);
 	index_close(store->key_index, NoLock);
 	table_close(store->claims, NoLock);
 	MemoryContextSwitchTo(caller);
+}
+
+static void
+close_relations(IdemStore *store)
+{
+	for (int i = 0; i < store->nkept_indexes; i++)
+		RelationClose(store->target->ri_IndexRelationDescs[i]);
+	store->nkept_indexes = 0;
+	while (store->nkept > 0)
+		RelationClose(--store->nkept == 0 ? store->claims : store->key_index);
 }
 
 static void
@@ -505,14 +531,87 @@ release_store(void)
 		index_endscan(store->scan);
 		store->nkept--;
 	}
-	for (int i = 0; i < store->nkept_indexes; i++)
-		RelationClose(store->target->ri_IndexRelationDescs[i]);
-	while (store->nkept > 0)
-		RelationClose(--store->nkept == 0 ? store->claims : store->key_index);
+	close_relations(store);
 	if (store->estate != NULL)
 		FreeExecutorState(store->estate);
 	MemoryContextDelete(store->context);
 	CurrentResourceOwner = owner;
+}
+
+/*
+ * The end of a transaction closes the store, and keeps what was made of the relations for the
+ * next transaction of this session.  The relations are not open meanwhile; after an
+ * invalidation of any of them the next transaction makes all of it again.  Not kept are
+ * expressions and predicates of a user's index, and the room for a batch.
+ */
+static void
+keep_store(void)
+{
+	IdemStore  *store = the_store;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	Assert(kept_store == NULL);
+	if (the_store_is_stale || store->has_user_index || store->nnew_rows > 1)
+	{
+		release_store();
+		return;
+	}
+	the_store = NULL;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	close_relations(store);
+	CurrentResourceOwner = owner;
+	MemoryContextSetParent(store->context, TopMemoryContext);
+	kept_store = store;
+	kept_store_is_stale = false;
+}
+
+static void
+forget_kept_store(void)
+{
+	/* The scan has no reference to give back. */
+	MemoryContextDelete(kept_store->context);
+	kept_store = NULL;
+}
+
+/*
+ * Opens the kept store; false: there is none that can be used.  Locks the relations first,
+ * which receives the invalidations of all changes that were committed before, as when they are
+ * opened for the first time.
+ */
+static bool
+open_kept_store(void)
+{
+	IdemStore  *store = kept_store;
+	Relation	claims;
+	Relation	key_index;
+
+	if (store == NULL)
+		return false;
+	lock_for_transaction(&locked_claims, idem_catalog()->claims);
+	if (!kept_store_is_stale && locked_claims == store->claims_oid)
+		lock_for_transaction(&locked_key_index, store->key_index_oid);
+	if (kept_store_is_stale || locked_claims != store->claims_oid)
+	{
+		forget_kept_store();
+		return false;
+	}
+	claims = table_open(store->claims_oid, NoLock);
+	key_index = index_open(store->key_index_oid, NoLock);
+	/* The extension Citus can have distributed the table without an invalidation. */
+	idem_refuse_distributed(claims);
+	if (!kept_store_is_stale && claims == store->claims &&
+		key_index == store->key_index)
+	{
+		kept_store = NULL;
+		the_store_is_stale = false;
+		ItemPointerSetInvalid(&store->latest);
+		use_for_transaction(store);
+	}
+	else
+		forget_kept_store();
+	index_close(key_index, NoLock);
+	table_close(claims, NoLock);
+	return the_store != NULL;
 }
 
 IdemStore *
@@ -529,7 +628,8 @@ idem_store_use(void)
 	{
 		/* Cleared before the catalogs are read: an invalidation after that counts. */
 		the_store_is_stale = false;
-		open_store();
+		if (!open_kept_store())
+			open_store();
 	}
 	the_store->in_use = true;
 	the_store->used_in = GetCurrentSubTransactionId();
@@ -602,9 +702,12 @@ lock_indexes(IdemStore *store)
 static void
 open_index(ResultRelInfo *target, int n, Oid oid)
 {
-	target->ri_IndexRelationDescs[n] = index_open(oid, NoLock);
-	target->ri_IndexRelationInfo[n] =
-		BuildIndexInfo(target->ri_IndexRelationDescs[n]);
+	Relation	index = index_open(oid, NoLock);
+
+	/* A kept store has what was made of this index before. */
+	if (the_store_is_stale || index != target->ri_IndexRelationDescs[n])
+		target->ri_IndexRelationInfo[n] = BuildIndexInfo(index);
+	target->ri_IndexRelationDescs[n] = index;
 }
 
 static void
@@ -616,6 +719,21 @@ keep_index(IdemStore *store, int n)
 	index_close(store->target->ri_IndexRelationDescs[n], NoLock);
 }
 
+static void
+make_target(IdemStore *store, int nindexes)
+{
+	ResultRelInfo *target = makeNode(ResultRelInfo);
+
+	store->estate = CreateExecutorState();
+	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
+	/* Range table index 0: there is no range table, and there are no rights to check. */
+	InitResultRelInfo(target, store->claims, 0, NULL, 0);
+	target->ri_IndexRelationDescs = palloc0(nindexes * sizeof(Relation));
+	target->ri_IndexRelationInfo = palloc0(nindexes * sizeof(IndexInfo *));
+	store->target = target;
+	store->nindexes_max = nindexes;
+}
+
 /* Like ExecOpenIndices(), which would open the index of unsettled rows, too. */
 static void
 open_indexes(IdemStore *store)
@@ -623,23 +741,17 @@ open_indexes(IdemStore *store)
 	MemoryContext caller = MemoryContextSwitchTo(store->context);
 	List	   *indexes = lock_indexes(store);
 	int			most = list_length(indexes) + 1;	/* with the index of unsettled rows */
-	ResultRelInfo *target;
 
-	Assert(store->target == NULL && store->estate == NULL);
+	Assert(store->nkept_indexes == 0);
 	store->opened_in = GetCurrentSubTransactionId();
-	store->estate = CreateExecutorState();
-	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
-	target = makeNode(ResultRelInfo);
-	/* Range table index 0: there is no range table, and there are no rights to check. */
-	InitResultRelInfo(target, store->claims, 0, NULL, 0);
-	target->ri_IndexRelationDescs = palloc0(most * sizeof(Relation));
-	target->ri_IndexRelationInfo = palloc0(most * sizeof(IndexInfo *));
+	if (store->target == NULL || store->nindexes_max != most)
+		make_target(store, most);
 	for (int i = 0; i < list_length(indexes); i++)
-		open_index(target, i, list_nth_oid(indexes, i));
-	store->target = target;
+		open_index(store->target, i, list_nth_oid(indexes, i));
 	store->nindexes_of_all = list_length(indexes);
 	for (int i = 0; i < store->nindexes_of_all; i++)
 		keep_index(store, i);
+	list_free(indexes);
 	MemoryContextSwitchTo(caller);
 }
 
@@ -675,7 +787,7 @@ idem_store_use_to_write(CmdType command)
 	CheckCmdReplicaIdentity(store->claims, command);
 	has_written = true;
 	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
-		store->target == NULL)
+		store->nkept_indexes == 0)
 		open_indexes(store);
 	return store;
 }
@@ -686,6 +798,10 @@ invalidate_store(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == asked_index)
 		asked_index = InvalidOid;
+	if (kept_store != NULL &&
+		(relid == InvalidOid || relid == kept_store->claims_oid ||
+		 list_member_oid(kept_store->index_oids, relid)))
+		kept_store_is_stale = true;
 	if (the_store_is_stale)
 		return;
 	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
@@ -702,7 +818,7 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_PRE_PREPARE:
 			Assert(the_store == NULL || !the_store->in_use);
 			if (the_store != NULL)
-				release_store();
+				keep_store();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
