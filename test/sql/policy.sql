@@ -29,6 +29,7 @@ FROM (VALUES
 	('expired', '''protect'''), ('expired', '''reclaim'''), ('expired', '''x'''), ('expired', 'NULL'),
 	('key_time', '''any'''), ('key_time', '''x'''), ('key_time', 'NULL'), ('key_time', '''uuidv7'''),
 	('result_max_bytes', '1'), ('result_max_bytes', '0'), ('result_max_bytes', '-1'), ('result_max_bytes', 'NULL'),
+	('lease_max', '''106751991 days 24 h'''), ('lease_max', '''-106751991 days -24 h'''),
 	('result_max_bytes', '267386880'), ('result_max_bytes', '267386881')) AS checks (c, v);
 SELECT pg_temp.try(format('INSERT INTO idem_scopes (scope) VALUES (%L)', s)) AS scope
 FROM unnest(ARRAY[repeat('s', 255), repeat('s', 256), repeat('é', 127), repeat('é', 128), NULL, '', '']) AS s;
@@ -386,5 +387,14 @@ SELECT idem_extend('u', 'lease', :token, '1 min 0.1 s', scope => 'short');
 SELECT idem_extend('u', 'lease', :token, scope => 'short') > now() + interval '59 min' AS by_the_scope;
 -- The length is checked before the row is read: a replay gets the error, too.
 SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
+
+-- ----- more scopes than a session keeps in memory -----
+
+TRUNCATE idem_claims, idem_scopes;
+INSERT INTO idem_scopes (scope, ttl) SELECT 's' || i, make_interval(days => 1 + i % 30) FROM generate_series(1, 1100) AS i;
+SELECT count(*) FROM generate_series(1, 1100) AS i WHERE idem_claim('u', 'first', 's' || i);
+SELECT count(*) FROM generate_series(1, 1100) AS i WHERE idem_claim('u', 'second', 's' || i);
+SELECT round(extract(epoch FROM expires_at - now()) / 86400) = 1 + substr(scope, 2)::int % 30 AS by_the_scope, count(*)
+FROM idem_claims GROUP BY 1;
 
 TRUNCATE idem_claims, idem_scopes;

@@ -59,6 +59,12 @@ DROP TRIGGER t ON idem_scopes;
 CREATE TRIGGER t BEFORE DELETE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
 DELETE FROM idem_scopes;
 DROP TRIGGER t ON idem_scopes;
+CREATE TRIGGER t BEFORE UPDATE ON idem_scopes FOR EACH STATEMENT EXECUTE FUNCTION idem_scopes_changed();
+UPDATE idem_scopes SET ttl = '3 days';
+DROP TRIGGER t ON idem_scopes;
+CREATE TRIGGER t AFTER UPDATE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
+UPDATE idem_scopes SET ttl = '3 days';
+DROP TRIGGER t ON idem_scopes;
 
 -- ----- a scope whose name is too long for a row -----
 

@@ -230,6 +230,11 @@ SELECT try('BEFORE INSERT ON refused FOR EACH ROW WHEN (NEW.item = $$pen$$) EXEC
 ALTER TABLE refused DISABLE TRIGGER first;
 SELECT try('BEFORE INSERT ON refused FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates($$two$$, $$customer$$, $$request$$)');
 DROP TRIGGER first ON refused;
+-- Two with conditions that exclude each other
+CREATE TRIGGER first BEFORE INSERT ON refused FOR EACH ROW WHEN (NEW.item = 'pen') EXECUTE FUNCTION idem_skip_duplicates('one', 'customer', 'request');
+SELECT try('BEFORE INSERT ON refused FOR EACH ROW WHEN (NEW.item <> $$pen$$) EXECUTE FUNCTION idem_skip_duplicates($$two$$, $$customer$$, $$request$$)',
+	'INSERT INTO refused SELECT $$ann$$, $$r$$, item FROM unnest(ARRAY[$$pen$$, $$ink$$, $$pen$$]) AS item');
+DROP TRIGGER first ON refused;
 CREATE VIEW seen AS SELECT * FROM refused;
 SELECT try('INSTEAD OF INSERT ON seen FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates($$$$, $$customer$$, $$request$$)', 'INSERT INTO seen VALUES ($$ann$$, $$r$$)');
 \pset tuples_only off

@@ -174,8 +174,29 @@ SELECT idem_claim('u', 'before');
 \echo :SQLSTATE
 DROP TRIGGER t ON idem_claims;
 SELECT idem_claim('u', 'before');
+-- An index that claims while a claim is written
+CREATE FUNCTION regress_idem_claims_too(text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN idem_claim('u', $1 || '!'); END $$;
+BEGIN;
+TRUNCATE idem_claims;
+CREATE INDEX ON idem_claims (regress_idem_claims_too(request_id));
+SELECT idem_claim('u', 'indexed');
+\echo :SQLSTATE
+ROLLBACK;
+SELECT idem_claim('u', 'before');
+DROP FUNCTION regress_idem_claims_too;
 DROP FUNCTION do_nothing();
 DROP TABLE referenced;
+
+-- Another relation in the place of the table
+CREATE FUNCTION pg_temp.instead(relation text, what text) RETURNS text LANGUAGE sql AS $$
+	SELECT pg_temp.after(format('ALTER EXTENSION idem DROP TABLE idem_claims; ALTER TABLE idem_claims RENAME TO aside;
+		CREATE %s idem_claims %s; ALTER EXTENSION idem ADD %1$s idem_claims', relation, what)) $$;
+\x
+\t
+SELECT pg_temp.instead('VIEW', 'AS TABLE aside');
+SELECT pg_temp.instead('TABLE', 'AS SELECT expires_at, lease_until FROM aside');
+\t
+\x
 
 -- ----- indexes -----
 

@@ -47,6 +47,8 @@ is($standby->safe_psql('postgres', "SELECT idem_status('user', 'streamed')"),
 	'completed', 'a streamed claim can be looked up');
 is($standby->safe_psql('postgres', "SELECT idem_result('user', 'kept')"),
 	'{"paid": 30}', 'and so can a result');
+is($standby->safe_psql('postgres', 'SELECT cleaning FROM idem_stat_cleanup'),
+	'no worker for this database: this server is a standby, and the primary cleans', 'the statistics say who cleans');
 is($standby->safe_psql('postgres', q{
 		SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idem%'}),
 	'0', 'no worker runs on a standby');
