@@ -186,10 +186,9 @@ remove_held(IdemHeld *held)
 			level->held = NULL;
 	/* The entry that superseded it is younger: it was removed first. */
 	Assert(!held->is_superseded);
-	if (is_unsettled(held))
-		unsettled_count--;
-	else
-		dlist_delete(&held->settle_node);
+	/* A rollback has undone its settling first. */
+	Assert(is_unsettled(held));
+	unsettled_count--;
 	dlist_delete(&held->claim_node);
 	if (held->shadowed != NULL)
 	{
