@@ -58,6 +58,7 @@ read_prepared(HeapTupleHeader row, TransactionId xid, IdemRunner *runner)
 static bool
 find_prepared(TransactionId xid, IdemRunner *runner)
 {
+	/* cppcheck-suppress unusedStructMember ; the macro's union, for its size */
 	LOCAL_FCINFO(fcinfo, 0);
 	FmgrInfo	function;
 	ReturnSetInfo rsinfo = {
@@ -78,6 +79,7 @@ find_prepared(TransactionId xid, IdemRunner *runner)
 		fcinfo->isnull = false;
 		rsinfo.isDone = ExprSingleResult;
 		row = FunctionCallInvoke(fcinfo);
+		/* cppcheck-suppress knownConditionTrueFalse ; the function sets it */
 		if (rsinfo.isDone != ExprMultipleResult)
 			break;
 		found = read_prepared(DatumGetHeapTupleHeader(row), xid, runner);

@@ -509,6 +509,7 @@ count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	look->taken = look->guessed = false;
 	for (n = 0; n < nitems; n++)
 	{
+		/* cppcheck-suppress uninitvar ; only its address is taken */
 		Look	   *latest = n == 0 ? look : &further;
 
 		CHECK_FOR_INTERRUPTS();

@@ -79,6 +79,7 @@ bool
 idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 {
 	TupleTableSlot *slot = scan->store->slot;
+	/* cppcheck-suppress unassignedVariable ; index_getattr() sets it */
 	bool		isnull;
 
 	Assert(scan->store->in_use);

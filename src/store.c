@@ -805,6 +805,7 @@ idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 										 &failure, &lockmode, &update_indexes);
 	}
 	updated = row_was_free(result);
+	/* cppcheck-suppress uninitvar ; the update that set "updated" has set it */
 	if (updated && IDEM_UPDATE_NEEDS_INDEXES(update_indexes))
 	{
 		idem_store_choose_indexes(store, row->state);

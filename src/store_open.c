@@ -448,7 +448,7 @@ make_slots(IdemStore *store)
 	store->slot = MakeSingleTupleTableSlot(desc,
 										   table_slot_callbacks(store->claims));
 	store->marker = CreateTemplateTupleDesc(Natts_marker);
-	for (AttrNumber i = 1; i <= Natts_marker; i++)
+	for (int i = 1; i <= Natts_marker; i++)
 		TupleDescCopyEntry(store->marker, i, desc, i);
 	idem_tuple_desc_done(store->marker);
 }

@@ -313,6 +313,7 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 
 	/* It asks the expression for the types of its arguments. */
 	fmgr_info(F_JSONB_POPULATE_RECORD, &populate);
+	/* cppcheck-suppress unknownEvaluationOrder ; neither constant depends on the other */
 	fmgr_info_set_expr((Node *)
 					   makeFuncExpr(F_JSONB_POPULATE_RECORD, RECORDOID,
 									list_make2(makeNullConst(RECORDOID, -1, InvalidOid),
@@ -349,15 +350,16 @@ read_defaults(const IdemTarget *target)
 										ObjectIdGetDatum(target->function));
 	bool		isnull;
 	Datum		stored;
-	List	   *defaults;
+	List	   *defaults = NIL;
 
 	if (!HeapTupleIsValid(tuple))
 		raise_dropped(target);	/* by a conversion, such as the CHECK of a domain */
 	stored = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults,
 						   &isnull);
-	if (isnull)
+	if (!isnull)
+		defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
+	if (defaults == NIL)
 		elog(ERROR, "function %u has no defaults", target->function);
-	defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
 	ReleaseSysCache(tuple);
 	return defaults;
 }
