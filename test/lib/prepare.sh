@@ -264,6 +264,26 @@ remove_workspace()
 	rm -rf "$workspace"
 }
 
+# Copies the server into the workspace, and uses the copy from then on: for a library that other
+# clusters must not find. A server finds its files relative to its programs.
+copy_server()
+{
+	local from
+
+	for from in "$(dirname "$bindir")" "$("$pg_config" --sharedir)" "$("$pg_config" --pkgincludedir)" \
+		"$("$pg_config" --includedir-server)" "$("$pg_config" --pkglibdir)" "$(dirname "$(dirname "$(dirname "$pgxs")")")"; do
+		[ -e "$workspace/server$from" ] && continue
+		as_user mkdir -p "$workspace/server$from"
+		as_user cp -aL "$from/." "$workspace/server$from/"
+	done
+	pg_config=$workspace/server$pg_config
+	[ -x "$pg_config" ] || pg_config=$workspace/server$bindir/pg_config
+	bindir=$("$pg_config" --bindir)
+	pgxs=$("$pg_config" --pgxs)
+	export PG_CONFIG=$pg_config
+	[[ $bindir == $workspace/* ]] || die "the copy of the server is not used: $bindir"
+}
+
 # The clang that the server was built with. It is needed for the bitcode of just-in-time inlining,
 # but not in every distribution does the package of the headers depend on it.
 server_clang()
