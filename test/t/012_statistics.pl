@@ -130,6 +130,18 @@ ok( $node->poll_query_until(
 query('SELECT idem_cleanup()');
 stat_is('oldest_expired_age', '', 'until somebody does');
 
+insert_expired(3);
+query("UPDATE idem_claims SET expires_at = '-infinity'");
+query('SELECT idem_cleanup(1)');
+stat_is(q{oldest_expired_age > '100000 years'}, 't', 'a row that expired at -infinity is old');
+
+# ----- savepoints -----
+
+my $before = query('SELECT rows_deleted, batches FROM idem_stat_cleanup');
+my ($rows, $batches) = split(/\|/, $before);
+query('BEGIN; SAVEPOINT s; SELECT idem_cleanup(1); RELEASE s; SELECT idem_cleanup(1); COMMIT');
+stat_is($rows_and_batches, join('|', $rows + 2, $batches + 2, 'f'), 'a savepoint that is released counts');
+
 # ----- metrics -----
 
 query('SELECT idem_stat_reset()');
