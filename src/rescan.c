@@ -68,8 +68,6 @@ rescan_is_due(const IdemCleanupRun *run, TimestampTz oldest_expires_at,
 {
 	const IdemCleanupMarks *marks = &run->marks;
 
-	if (run->rescan_ordered)
-		return true;
 	return pause_is_over(marks, now, 0) &&
 		(oldest_expires_at < marks->low_water ||
 		 rescan_age_us(marks, now) >= IDEM_RESCAN_INTERVAL);
