@@ -195,10 +195,12 @@ idem_shared_attach(void)
 	}
 	PG_CATCH();
 	{
+		/* First: a second error would leave the subtransaction open. */
+		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
 		error = CopyErrorData();
 		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

@@ -670,8 +670,8 @@ insert_rows(IdemStore *store, IdemNewRow *rows, int nrows)
 	return !conflict;
 }
 
-/* After an error too, the subtransaction is rolled back here: a caller that catches the error
- * would take it for its own. */
+/* After an error too, the subtransaction is rolled back here, before anything that can fail: a
+ * caller that catches the error would take it for its own. */
 bool
 idem_store_insert_many(IdemNewRow *rows, int nrows)
 {
@@ -699,15 +699,10 @@ idem_store_insert_many(IdemNewRow *rows, int nrows)
 	}
 	PG_CATCH();
 	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
-		ReThrowError(error);
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

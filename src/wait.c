@@ -210,13 +210,25 @@ forget_lock_timeout(void)
 		QueryCancelPending = false;
 }
 
-/* False: it took longer than timeout_ms. */
+static void
+end_wait(MemoryContext context, ResourceOwner owner)
+{
+	forget_lock_timeout();
+	RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+}
+
+/*
+ * False: it took longer than timeout_ms.  After an error, nothing that can fail comes before
+ * the rollback: a second error would leave the subtransaction open, and the session in it.
+ */
 static bool
 take_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	ErrorData  *volatile error = NULL;
+	volatile bool taken = true;
 	char		value[32];
 
 	snprintf(value, sizeof(value), "%d", timeout_ms);
@@ -230,22 +242,16 @@ take_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 	}
 	PG_CATCH();
 	{
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
+		taken = false;
+		end_wait(context, owner);
+		if (geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
 		FlushErrorState();
 	}
 	PG_END_TRY();
-	forget_lock_timeout();
-	RollbackAndReleaseCurrentSubTransaction();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-
-	if (error == NULL)
-		return true;
-	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-		ReThrowError(error);
-	FreeErrorData(error);
-	return false;
+	if (taken)
+		end_wait(context, owner);
+	return taken;
 }
 
 static void
