@@ -73,8 +73,23 @@ invalidate_scopes(Datum arg, Oid relid)
 }
 
 static void
+empty_cache(void)
+{
+	HASH_SEQ_STATUS seq;
+	CachedScope *entry;
+
+	latest_scope = NULL;
+	hash_seq_init(&seq, cached_scopes);
+	while ((entry = hash_seq_search(&seq)) != NULL)
+		(void) hash_search(cached_scopes, entry->name, HASH_REMOVE, NULL);
+}
+
+/* A callback cannot be given back, and the server has room for few: register it once, also if
+ * making the table fails.  Keep the table: a new one each time could fail, and leave memory. */
+static void
 reset_cache(Oid relid)
 {
+	static bool callback_registered = false;
 	HASHCTL		ctl = {
 		.keysize = sizeof(((CachedScope *) NULL)->name),
 		.entrysize = sizeof(CachedScope),
@@ -82,14 +97,14 @@ reset_cache(Oid relid)
 	};
 
 	cached_relid = InvalidOid;
-	if (cached_scopes == NULL)
+	if (!callback_registered)
 		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
+	callback_registered = true;
+	if (cached_scopes != NULL)
+		empty_cache();
 	else
-		hash_destroy(cached_scopes);
-	cached_scopes = NULL;
-	latest_scope = NULL;
-	cached_scopes = hash_create("idem scopes", 16, &ctl,
-								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+		cached_scopes = hash_create("idem scopes", 16, &ctl,
+									HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	cached_relid = relid;
 }
 
