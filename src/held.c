@@ -117,10 +117,10 @@ is_unsettled(const IdemHeld *held)
  * counts again only if the new claim is rolled back.
  */
 static void
-index_held(IdemHeld *held)
+index_held(held_hash_hash *table, IdemHeld *held)
 {
 	bool		found;
-	HeldSlot   *slot = held_hash_insert(held_by_key, held, &found);
+	HeldSlot   *slot = held_hash_insert(table, held, &found);
 
 	if (found)
 	{
@@ -134,16 +134,20 @@ index_held(IdemHeld *held)
 	slot->held = held;
 }
 
+/* After an error, a table that lacks keys must not be used: it is set when it is complete.  What
+ * is noted in the entries by then is right, and is noted once: the next try finds it so. */
 static void
 index_all_held(void)
 {
 	dlist_iter	iter;
+	held_hash_hash *table;
 
 	if (held_by_key != NULL)
 		return;
-	held_by_key = held_hash_create(held_context, 64, NULL);
+	table = held_hash_create(held_context, 64, NULL);
 	dlist_foreach(iter, &held_keys)
-		index_held(dlist_container(IdemHeld, claim_node, iter.cur));
+		index_held(table, dlist_container(IdemHeld, claim_node, iter.cur));
+	held_by_key = table;
 }
 
 /* A claim does not look for an earlier entry of its key.  Where the count of unsettled keys
@@ -190,17 +194,15 @@ remove_held(IdemHeld *held)
 	Assert(is_unsettled(held));
 	unsettled_count--;
 	dlist_delete(&held->claim_node);
-	if (held->shadowed != NULL)
-	{
+	if (held_by_key != NULL && held->shadowed != NULL)
 		held_hash_lookup(held_by_key, held)->held = held->shadowed;
-		if (held->shadowed->is_superseded)
-		{
-			held->shadowed->is_superseded = false;
-			unsettled_count++;
-		}
-	}
 	else if (held_by_key != NULL)
 		held_hash_delete(held_by_key, held);
+	if (held->shadowed != NULL && held->shadowed->is_superseded)
+	{
+		held->shadowed->is_superseded = false;
+		unsettled_count++;
+	}
 	pfree(held);
 }
 
@@ -353,7 +355,7 @@ idem_held_note_claimed(const IdemKey *key)
 	start_transaction();
 	held = make_held(key);
 	if (held_by_key != NULL)
-		index_held(held);
+		index_held(held_by_key, held);
 	dlist_push_tail(&held_keys, &held->claim_node);
 	unsettled_count++;
 
