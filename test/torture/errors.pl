@@ -1,7 +1,7 @@
 # Makes each allocation, lock, read, write and call fail in turn, and looks for leaks and wrong claims
 #
-# fail.c is loaded into the server; idem itself is not changed. For each scenario the first point
-# fails, then the second, and so on until the scenario passes without having reached the point.
+# fail.c is loaded into the server; idem itself is not changed. Each scenario is a statement. Its
+# first point fails, then the second, and so on to the last one; quick takes some of them by chance.
 # Each time:
 #
 #	- the error is the one that was injected, or the statement has its usual answer;
@@ -13,7 +13,13 @@
 #	  a server with assertions, too: it checks pins at the end of each transaction.
 #
 # Forms: the statement "alone", in its own transaction, with its commit; in a "transaction" with
-# work; in a "savepoint" of a transaction that goes on.
+# work; in a "savepoint" of a transaction that goes on. "full" takes all points of a call, an
+# allocation, a read and a write in the second and third, except that of a batch, whose points repeat
+# for each key, and of the first claim of a session it takes some hundreds; of cancels, of ends of
+# sessions, and of the portable edition's allocations a sample.
+#
+# Not tried: a second failure while the server handles the first one, failures of the server's own
+# commit and abort, and those in critical sections, which end the server by design.
 
 use strict;
 use warnings;
@@ -39,9 +45,9 @@ my $part = $ENV{ERRORS_PART} // '(c|memory|portable|worker)';
 my ($compiler, $headers) = map { my $answer = `pg_config $_`; chomp $answer; $answer } '--cc', '--includedir-server';
 my $library = PostgreSQL::Test::Utils::tempdir() . '/fail.so';
 
-if (`uname -m` !~ /^(x86_64|aarch64)$/)
+if (`uname -m` ne "x86_64\n")
 {
-	plan skip_all => 'fail.c is made for x86-64 and aarch64';
+	plan skip_all => 'fail.c is tested on x86-64 only';
 }
 is(system("$compiler -O1 -g -Wall -fPIC -shared -I '$headers' -o '$library' test/torture/fail.c"), 0, 'compiled');
 
@@ -549,6 +555,8 @@ sub everything
 	return sample($count, $most) if $most;
 	return sample($count, 150) if $scenario->{reconnect};
 	return sample($count, 40) if $form eq 'alone' && !$scenario->{only};
+	# The points of a batch repeat for each key.
+	return (1 .. 150, (sort { $a <=> $b } map { 151 + int rand($count - 300) } 1 .. 100), $count - 149 .. $count + 1) if $count > 500;
 	return $count > 0 ? 1 .. $count + 1 : ();
 }
 
@@ -728,7 +736,14 @@ for my $one_mode (!$full ? qw(call alloc) : 'worker' =~ /$part/ ? qw(call after 
 	$n = 0;
 	if ($full)
 	{
-		do { $n += $most ? 1 + int rand 40 : 1 } while try_worker('idem worker', 20) && !@wrong;
+		my $missed = 0;
+
+		# fail.c leaves out some of the points.
+		while ($missed < 5 && !@wrong)
+		{
+			$n += $most ? 1 + int rand 40 : 1;
+			$missed = try_worker('idem worker', 20) ? 0 : $missed + 1;
+		}
 	}
 	else
 	{
