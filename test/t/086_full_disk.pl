@@ -151,6 +151,15 @@ for my $edition ('idem', 'idem_portable')
 		END \$\$;
 	});
 
+	# From PostgreSQL 19 on a read that tidies a page makes the visibility map, in whatever table, and fails if there
+	# is no space for it. VACUUM makes it before.
+	my $reads_need_map = query('SHOW server_version_num') >= 190000;
+	if ($reads_need_map)
+	{
+		query(q{SELECT idem_claim('user', 'first')});
+		query('VACUUM idem_claims');
+	}
+
 	# ----- claims -----
 
 	fill(128 * 1024);
@@ -188,7 +197,7 @@ for my $edition ('idem', 'idem_portable')
 	query(q{
 		INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 		SELECT date_trunc('second', now()) - interval '1 hour', 'completed', 'expired ' || i, 'user', 'short' FROM generate_series(1, 20000) AS i});
-	query(q{VACUUM FULL idem_claims}) if query(q{SELECT pg_relation_size('idem_claims', 'vm')}) > 0;
+	query(q{VACUUM FULL idem_claims}) if !$reads_need_map && query(q{SELECT pg_relation_size('idem_claims', 'vm')}) > 0;
 	fill();
 	if ($edition eq 'idem')
 	{
@@ -202,7 +211,7 @@ for my $edition ('idem', 'idem_portable')
 		query('CALL idem_cleanup_all()');
 		is(query(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'expired%'}), 0, "$edition: expired claims are removed on a full disk");
 	}
-	is(answer('VACUUM idem_claims'), 53100, "$edition: VACUUM needs space");
+	like(answer('VACUUM idem_claims'), $reads_need_map ? qr/^(53100)?$/ : qr/^53100$/, "$edition: VACUUM needs space");
 	is(answer(q{SELECT idem_claim('user', '1')}), 'f', "$edition: what it had to leave is in order");
 	is_in_order("$edition, after VACUUM failed");
 	# The second VACUUM frees the pages that the first one has emptied in the indexes, if no transaction
@@ -225,7 +234,16 @@ for my $edition ('idem', 'idem_portable')
 
 	$node->stop('immediate');
 	$node->start;
-	is(answer(q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'reused%'}), 100, "$edition: a crash on the full disk loses no claim");
+	# The first session after a crash writes the server's cache of the database's catalogs. If recovery has
+	# taken the space of the former one, no session can begin ("could not write init file").
+	my $reused = q{SELECT count(*) FROM idem_claims WHERE request_id LIKE 'reused%'};
+	my $left = answer($reused);
+	if ($left eq '')
+	{
+		empty();
+		$left = answer($reused);
+	}
+	is($left, 100, "$edition: a crash on the full disk loses no claim");
 	is_in_order("$edition, after a crash");
 	empty();
 	is(answer(q{SELECT idem_claim('user', 'new')}), 't', "$edition: and claims go on");
