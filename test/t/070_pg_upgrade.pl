@@ -297,6 +297,31 @@ for my $database (@databases)
 		'f|f|t', "$database: where claims guard");
 }
 
+# ----- the owner of an extension -----
+
+# Objects of ours that depend on idem's are in the way of a move.
+as('owner', 'idem_portable', 'DROP VIEW public.mail; DROP TRIGGER once ON public.orders; DROP FUNCTION public.claimed');
+
+sub owner_moves
+{
+	my $said = '';
+	IPC::Run::run(
+		[
+			'psql', '-XAtq', '-U', 'owner', '-v', 'schema=requests', '-v', 'to=idem_portable', '-f', 'sql/idem-move.sql',
+			'-d', $node->connstr('idem_portable')
+		],
+		'<', \undef, '>&', \$said);
+	return $said;
+}
+
+like(owner_moves(), qr/ERROR:  idem belongs to role (?!owner)/, 'the role that installed it does not own the extension any more');
+my ($detach) = slurp_file('doc/operations.md') =~ /^(BEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\nDO [^`]*^COMMIT;\n)/m;
+$node->safe_psql('idem_portable', $detach);
+is(outcome('app', 'idem_portable', "SELECT idem_claim('user', 'marker')"), 'f', 'taken out of the extension, claims guard');
+like(owner_moves(), qr/moved from portable to idem_portable/, 'and the role moves them into one');
+is($node->safe_psql('idem_portable', q{SELECT extowner::regrole FROM pg_extension WHERE extname = 'idem_portable'}), 'owner', 'which it owns');
+is(outcome('app', 'idem_portable', "SELECT idem_claim('user', 'marker')"), 'f', 'claims guard as before');
+
 my $log = slurp_file($node->logfile);
 unlike($log, qr/was terminated by signal|TRAP:|PANIC:/, 'no process of the new server has failed');
 
