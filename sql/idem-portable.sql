@@ -1416,8 +1416,8 @@ EXCEPTION
 	WHEN lock_not_available THEN
 		RETURN false;
 	WHEN serialization_failure THEN
-		-- In SERIALIZABLE it may be one of the dependencies, which the server checks only once: do not
-		-- go on.  Else somebody has changed the row.
+		-- In SERIALIZABLE the failure may come from the dependencies between transactions, which the
+		-- server checks only once: do not go on.  Otherwise somebody has changed the row.
 		IF current_setting('transaction_isolation') = 'serializable' THEN
 			RAISE;
 		END IF;
@@ -1501,23 +1501,24 @@ CREATE TYPE @extschema@.idem__look AS (
 	result jsonb,
 	progress jsonb,
 	token int8,					-- of the claim
-	expires_at timestamptz,		-- NULL: the row that was there counts as absent
+	expires_at timestamptz,		-- NULL, if claimed: the row that was there counts as absent
 	lease_until timestamptz
 );
 
 -- What the next look of a claim waits for, and how long
 CREATE TYPE @extschema@.idem__patience AS (
-	waits_for text,				-- row; policy, which is its lock; or nothing.  A claim of a lease
+	waits_for text,				-- 'row'; 'policy', the lock of the policy; or 'nothing'.  A claim of a lease
 								-- waits for the row only in looks that do not claim.  NULL: it
 								-- depends on whether there is a row
 	until timestamptz,			-- NULL: give up
-	slices int4,				-- of waiting, so far; see idem__bound_lock_waits()
+	slices int4,				-- of waiting, so far in this look; see idem__bound_lock_waits()
 	delete_until timestamptz,	-- of a row's removal, which is waited for after the deadline too
 	is_deleting boolean,		-- another transaction removes the row
 	has_looked_again boolean	-- after the deadline
 );
 
--- Decision 1: the policy of a scope in which requests can be claimed.
+-- Decision 1: the policy of a scope.  Raises ID400 if no request can be claimed in it, 40001 if the
+-- snapshot is older than the settings.
 CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text)
 RETURNS @extschema@.idem__scope_policy
 LANGUAGE plpgsql
@@ -1725,9 +1726,9 @@ BEGIN
 	patience.slices := patience.slices + 1;
 	patience.until := deadline;
 	IF clock_timestamp() >= deadline THEN
-		-- Called first, so always: in SERIALIZABLE, "timed_out" has to be a read of the row, and this call is one.
-		patience.is_deleting := coalesce(@extschema@.idem__is_being_deleted(key), false)
-			AND step = 'insert' AND clock_timestamp() < patience.delete_until;
+		-- Called in any case: in SERIALIZABLE, "timed_out" has to be a read of the row, and this call is one.
+		patience.is_deleting := coalesce(@extschema@.idem__is_being_deleted(key), false);
+		patience.is_deleting := patience.is_deleting AND step = 'insert' AND clock_timestamp() < patience.delete_until;
 		IF patience.is_deleting THEN
 			patience.until := clock_timestamp() + interval '100 milliseconds';
 		ELSIF was_deleting OR NOT patience.has_looked_again THEN
@@ -1870,8 +1871,8 @@ $$;
 
 -- ----- the common case of a claim -----
 
--- Whether a call waits at least a tenth of a second, from its argument or the setting idem.wait.
--- NULL: idem__deadline() has to say, which knows every unit, and what is wrong.
+-- Whether a call waits at least a tenth of a second, for one that has an argument wait or a setting
+-- idem.wait.  NULL: idem__deadline() has to say, which knows every unit, and what is wrong.
 CREATE FUNCTION @extschema@.idem__waits_long(wait interval)
 RETURNS boolean
 LANGUAGE sql STABLE
@@ -2718,17 +2719,19 @@ $$;
 
 -- The common case of idem_complete(result): the latest claim call of this transaction was
 -- decided by the fast path, claimed a key, and it is the only one unsettled.  False: it is
--- another case, or the result is too large, and idem__settle() has to decide.  Does what
--- idem__settle() does, in one statement.
+-- another case, or the result is too large, or the settings have no row; idem__settle() has to
+-- decide.  Does what idem__settle() does, in one statement.  (A result that is too large is noticed
+-- after the row was written without it; the error of idem__settle() undoes that.)
 --
 -- The note says where the row is.  The row has to be one that this transaction wrote and has not
 -- settled with a result.  So a forged note reaches neither the request of another transaction
--- nor a stored result; one that names no place is an error of tid.  The key is compared too, since
--- a table that was rewritten has other rows in the same places.  No other transaction can lock or
--- change the row, which it does not see, so the update waits for nobody.
+-- nor a stored result; if it names no place, the input function of tid raises an error.  The key is
+-- compared too, since a table that was rewritten has other rows in the same places.  No other
+-- transaction can lock or change the row, which it does not see, so the update waits for nobody.
 --
--- Each function in an expression costs about 2,500 instructions once in a transaction, so there are few.
--- The caller's SET clauses hold here too.  (Replaced by sql/idem-citus.sql.)
+-- PL/pgSQL prepares each expression anew in each transaction, which costs about 2,500 instructions
+-- for each function in it.  So the expressions here call few functions.  The SET clauses of
+-- idem_complete(jsonb) hold here too.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -2749,7 +2752,8 @@ BEGIN
 		SELECT CASE WHEN pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(p.result_max_bytes, d.result_max_bytes) THEN new_result END,
 			greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
 				+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))))
-		FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope)
+		FROM (SELECT) AS always LEFT JOIN @extschema@.idem_settings AS d ON true
+			LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope)
 	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
 		AND array_to_json(ARRAY[c.user_id, c.request_id, c.scope])::text COLLATE "C" = split_part(latest, E'\t', 2)
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL

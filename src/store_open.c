@@ -99,6 +99,12 @@ static bool the_store_is_stale = false;
 static IdemStore *kept_store = NULL;
 static bool kept_store_is_stale = false;
 
+#ifdef RELCACHE_FORCE_RELEASE
+static const bool relcache_forgets = true;
+#else
+static const bool relcache_forgets = false;
+#endif
+
 /* The index that idem_store_is_of_unsettled() was asked for last, and the answer */
 static Oid	asked_index = InvalidOid;
 static bool asked_index_is_of_unsettled = false;
@@ -369,6 +375,34 @@ is_in_progress(Node *predicate)
 		idem_catalog()->state[IDEM_STATE_IN_PROGRESS];
 }
 
+/* A user can give another index the name of one of ours, and it can have expressions. */
+static bool
+is_plain_index(HeapTuple index, AttrNumber column)
+{
+	Form_pg_index form = (Form_pg_index) GETSTRUCT(index);
+
+	return !form->indisunique && form->indnatts == 1 &&
+		form->indkey.values[0] == column;
+}
+
+/* Whether it is the index of the times of expiry, as the extension makes it */
+static bool
+is_by_expiry(Oid index)
+{
+	HeapTuple	tuple;
+	bool		is_ours;
+
+	if (index != idem_catalog()->claims_by_expiry)
+		return false;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	is_ours = is_plain_index(tuple, Anum_claims_expires_at) &&
+		heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
+	ReleaseSysCache(tuple);
+	return is_ours;
+}
+
 /* From the catalog, without opening the index: a claim of a marker asks for it, and needs
  * nothing else of it. */
 bool
@@ -386,6 +420,7 @@ idem_store_is_of_unsettled(Oid index, Relation claims)
 	predicate = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indpred,
 								&isnull);
 	asked_index_is_of_unsettled = !isnull &&
+		is_plain_index(tuple, Anum_claims_scope) &&
 		((Form_pg_index) GETSTRUCT(tuple))->indrelid == RelationGetRelid(claims) &&
 		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
 	ReleaseSysCache(tuple);
@@ -408,7 +443,7 @@ look_at_indexes(IdemStore *store)
 			idem_store_is_of_unsettled(unsettled, store->claims))
 			store->unsettled_index = unsettled;
 		else if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
-				 lfirst_oid(cell) != idem_catalog()->claims_by_expiry)
+				 !is_by_expiry(lfirst_oid(cell)))
 			store->has_user_index = true;
 	}
 	store->index_oids = indexes;
@@ -543,6 +578,9 @@ release_store(void)
  * next transaction of this session.  The relations are not open meanwhile; after an
  * invalidation of any of them the next transaction makes all of it again.  Not kept are
  * expressions and predicates of a user's index, and the room for a batch.
+ *
+ * A server built with RELCACHE_FORCE_RELEASE frees a relation that is closed, without an
+ * invalidation, so nothing is kept there.
  */
 static void
 keep_store(void)
@@ -551,7 +589,8 @@ keep_store(void)
 	ResourceOwner owner = CurrentResourceOwner;
 
 	Assert(kept_store == NULL);
-	if (the_store_is_stale || store->has_user_index || store->nnew_rows > 1)
+	if (the_store_is_stale || store->has_user_index || store->nnew_rows > 1 ||
+		relcache_forgets)
 	{
 		release_store();
 		return;

@@ -88,4 +88,12 @@ COMMIT;
 SELECT count(*) FROM idem_claims;
 TRUNCATE idem_claims;
 DROP INDEX regress_idem_unique;
+-- So it is with one that has the name of an index of the extension.
+DROP INDEX idem_claims_expires_at_idx;
+CREATE UNIQUE INDEX idem_claims_expires_at_idx ON idem_claims (lower(request_id));
+SELECT * FROM claim_all('f ', 200);
+SELECT * FROM claim_all('f ', 200);
+TRUNCATE idem_claims;
+DROP INDEX idem_claims_expires_at_idx;
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
 DROP FUNCTION claim_all;

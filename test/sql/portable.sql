@@ -185,6 +185,11 @@ DELETE FROM idem_settings;
 SELECT outcome, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'without settings');
 SELECT idem_claim('u', 'without settings');
 ROLLBACK;
+BEGIN;
+SELECT idem_claim('u', 'settings removed meanwhile');
+DELETE FROM idem_settings;
+SELECT idem_complete('1'), idem_result();
+ROLLBACK;
 -- What is set, and how the ids are typed, change nothing: they have a collation of their own.
 CREATE TABLE ids (user_id text COLLATE "POSIX", request_id varchar COLLATE "POSIX");
 INSERT INTO ids VALUES ('u', 'collated 1'), ('u', 'collated 2');

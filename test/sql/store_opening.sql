@@ -94,17 +94,20 @@ SELECT user_id, request_id FROM idem_claims WHERE user_id = 'ddl' OR request_id 
 
 -- After many new keys a claim inserts its key without probing for it first. If that raises an
 -- error, say because the disk is full, the next claim must probe first: a replay needs no room.
--- Here an index with the name of the extension's index raises the error; an index of a user
--- would prevent optimistic inserts.
-CREATE FUNCTION regress_idem_may_fail(t timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS $$
+-- Here the index of the extension raises the error, by the way in which it compares; an index of a
+-- user would prevent optimistic inserts.
+CREATE FUNCTION regress_idem_may_fail(a timestamptz, b timestamptz) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	IF current_setting('regress_idem.fail', true) = 'on' THEN
 		RAISE 'no room';
 	END IF;
-	RETURN t;
+	RETURN timestamptz_cmp(a, b);
 END $$;
+CREATE OPERATOR CLASS regress_idem_may_fail FOR TYPE timestamptz USING btree AS
+	OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >,
+	FUNCTION 1 regress_idem_may_fail(timestamptz, timestamptz);
 DROP INDEX idem_claims_expires_at_idx;
-CREATE INDEX idem_claims_expires_at_idx ON idem_claims (regress_idem_may_fail(expires_at));
+CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at regress_idem_may_fail);
 SELECT count(*) FILTER (WHERE idem_claim('u', 'new ' || i)) AS claimed FROM generate_series(1, 150) AS i;
 SET regress_idem.fail = 'on';
 -- With debug_discard_caches the session forgets how many new keys it claimed, and probes.
@@ -123,6 +126,7 @@ SELECT idem_claim('u', 'before');
 RESET regress_idem.fail;
 SELECT count(*) FILTER (WHERE idem_claim('u', 'newer ' || i)) AS claimed FROM generate_series(1, 150) AS i;
 DROP INDEX idem_claims_expires_at_idx;
+DROP OPERATOR FAMILY regress_idem_may_fail USING btree;
 DROP FUNCTION regress_idem_may_fail;
 CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
 
