@@ -34,7 +34,8 @@
  * - In these levels idem_cleanup() removes what the snapshot sees as expired, or raises
  *	 40001.  A claim with wait => '0' answers in_progress if a row newer than the snapshot is
  *	 being removed; elsewhere it waits for the removal.
- * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
+ * - In SERIALIZABLE, reading claims counts among the read/write dependencies.  A wait that the
+ *	 caller's own lock_timeout ends does not.
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
  *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
@@ -78,7 +79,8 @@
  *	 arguments, in exactly the declared types, and PostgreSQL then prefers our function.  (A
  *	 string literal has no type where we declare text, which literals prefer.)  An untyped
  *	 NULL, an int4 for an int8, or a default left out would let another function match
- *	 better, and run as our owner.
+ *	 better, and run as our owner.  (A function that has one more argument, with a default, makes
+ *	 our call ambiguous: such a role can make claims fail.)
  * - The owner of the schema and the owner of the database can drop idem.
  * - A trigger on one of our tables runs as our owner.  GRANT ALL ON ALL TABLES gives the
  *	 right to create one (TRIGGER).  Grant by idem_grant() instead.
