@@ -69,6 +69,18 @@ sub worker_waits
 	return waits_for_the_table("a.backend_type = 'idem worker'");
 }
 
+# The lock goes from one client, through the worker, to the other.
+sub let_a_batch_run
+{
+	$next->send($lock);
+	waits_for_the_table('a.pid = ' . $next->pid);
+	$holder->ask('COMMIT');
+	$next->answer;
+	($holder, $next) = ($next, $holder);
+	worker_waits();
+	return;
+}
+
 $holder->ask($lock);
 $node->append_conf('postgresql.conf', "idem.databases = 'app'");
 $node->reload;
@@ -77,12 +89,7 @@ is($holder->ask(q{SELECT query FROM pg_stat_activity WHERE backend_type = 'idem 
 my $rows = 0;
 for my $turn (1 .. 20)
 {
-	$next->send($lock);
-	waits_for_the_table('a.pid = ' . $next->pid);
-	$holder->ask('COMMIT');
-	$next->answer;
-	($holder, $next) = ($next, $holder);
-	worker_waits();
+	let_a_batch_run();
 	my ($backlog, $since, $removed, $done) = split /\|/,
 		$holder->ask('SELECT backlog, backlog_since < clock_timestamp(), backlog_rows_deleted, backlog_done FROM idem_stat_cleanup');
 	# After each batch of these claims, one looks for newer ones.
@@ -130,12 +137,7 @@ sub begin_backlog
 	worker_waits();
 	for my $turn (1 .. 10)
 	{
-		$next->send($lock);
-		waits_for_the_table('a.pid = ' . $next->pid);
-		$holder->ask('COMMIT');
-		$next->answer;
-		($holder, $next) = ($next, $holder);
-		worker_waits();
+		let_a_batch_run();
 		last if $holder->ask($backlog) eq 't|f|f|f';
 	}
 	is($holder->ask($backlog), 't|f|f|f', $name);
