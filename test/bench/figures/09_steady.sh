@@ -23,17 +23,23 @@
 
 : "${database?}" "${mode?}" "${results?}"
 
+# 19_scale.sh uses what is here with other values.
+figure=9
+request_id='uuidv7(clock_timestamp())'
+filled=0
+
 # Of five transactions one claims once, the others ten times
 claims_a_transaction=8.2
 
 create_load()
 {
 	new_database
+	sql "$database" -c "CREATE FUNCTION new_request_id() RETURNS text LANGUAGE sql VOLATILE RETURN $request_id"
 	sql "$database" <<-'SQL'
 		CREATE FUNCTION claim_idem(number int) RETURNS void LANGUAGE plpgsql AS $$
 		BEGIN
 			FOR i IN 1 .. number LOOP
-				IF NOT idem_claim(user_id((random() * 100000)::int), uuidv7(clock_timestamp())) THEN
+				IF NOT idem_claim(user_id((random() * 100000)::int), new_request_id()) THEN
 					RAISE 'claimed before';
 				END IF;
 			END LOOP;
@@ -43,7 +49,7 @@ create_load()
 		BEGIN
 			FOR i IN 1 .. number LOOP
 				INSERT INTO hand_written (user_id, request_id)
-				VALUES (user_id((random() * 100000)::int), uuidv7(clock_timestamp()))
+				VALUES (user_id((random() * 100000)::int), new_request_id())
 				ON CONFLICT DO NOTHING;
 				IF NOT FOUND THEN
 					RAISE 'claimed before';
@@ -151,7 +157,7 @@ choose_rate()
 	for side in idem hand_written; do
 		load "$side" "$(size 1 4 10)"
 		claims=$(awk -v each=$claims_a_transaction '/^tps/ { print int($3 * each) }' load.out)
-		remark 9 "$side: $claims claims a second unthrottled, without cleaning"
+		remark "$figure" "$side: $claims claims a second unthrottled, without cleaning"
 		[ $((claims / 2)) -ge "$rate" ] || rate=$((claims / 2))
 	done
 	sql "$database" -c 'TRUNCATE idem_claims, hand_written' -c CHECKPOINT
@@ -200,8 +206,8 @@ run_steadily()
 	done
 }
 
-# Checks that every claim was removed or is still stored, and that the samples have not missed
-# an older one.
+# Checks that every claim, and every row that was there before, was removed or is still stored,
+# and that the samples have not missed an older one.
 check_work()
 {
 	local table=hand_written removed='SELECT sum(number) FROM removed' oldest="created_at + interval '$ttl s'"
@@ -210,7 +216,7 @@ check_work()
 		table=idem_claims removed='SELECT rows_deleted FROM idem_stat_cleanup' oldest=expires_at
 	fi
 	sql "$database" >/dev/null <<-SQL
-		SELECT expect('claims', ($removed)::bigint + count(*), (SELECT sum(claims) FROM transactions))
+		SELECT expect('claims', ($removed)::bigint + count(*), $filled + (SELECT sum(claims) FROM transactions))
 		FROM $table;
 		SELECT expect('claims older than any seen', count(*), 0) FROM $table
 		WHERE $oldest < (SELECT oldest - interval '1 s' FROM samples ORDER BY at DESC LIMIT 1);
@@ -231,32 +237,32 @@ drift()
 
 record_steady()
 {
-	record 9 'largest age of an expired claim' "$1" \
+	record "$figure" 'largest age of an expired claim' "$1" \
 		"$(value 'SELECT greatest(0, max(extract(epoch FROM at - oldest))) FROM samples')"
-	record 9 'size drift, heap' "$1" "$(drift heap)"
-	record 9 'size drift, indexes' "$1" "$(drift indexes)"
-	record 9 'heap and indexes, largest' "$1" "$(value 'SELECT max(heap + indexes) / 1e6 FROM samples')"
-	record 9 'dead tuples, largest' "$1" "$(value 'SELECT max(dead) / 1e3 FROM samples')"
-	record 9 'claim, p99' "$1" "$(value "SELECT p99('steady')")"
+	record "$figure" 'size drift, heap' "$1" "$(drift heap)"
+	record "$figure" 'size drift, indexes' "$1" "$(drift indexes)"
+	record "$figure" 'heap and indexes, largest' "$1" "$(value 'SELECT max(heap + indexes) / 1e6 FROM samples')"
+	record "$figure" 'dead tuples, largest' "$1" "$(value 'SELECT max(dead) / 1e3 FROM samples')"
+	record "$figure" 'claim, p99' "$1" "$(value "SELECT p99('steady')")"
 }
 
 remark_steady()
 {
-	remark 9 "$(value "
+	remark "$figure" "$(value "
 		SELECT format('%s: %s claims a second, %s claims of %s s', '$1',
 			round(sum(claims) / $2.0), sum(claims), $2)
 		FROM transactions WHERE during = 'steady'")"
-	remark 9 "$(value "
+	remark "$figure" "$(value "
 		SELECT format('%s: a sample took %s ms, %s at most', '$1',
 			round(avg(extract(epoch FROM took)) * 1000, 1), round(max(extract(epoch FROM took)) * 1000, 1))
 		FROM samples")"
 	[ "$1" = idem ] || return 0
-	remark 9 "$(value "
+	remark "$figure" "$(value "
 		SELECT format('idem: %s batches, %s ms each, %s ms at most: %s %% of the time',
 			batches, round((total_batch_seconds / batches * 1000)::numeric),
 			round((max_batch_seconds * 1000)::numeric), round((100 * total_batch_seconds / $2)::numeric, 1))
 		FROM idem_stat_cleanup")"
-	remark 9 "$(value "
+	remark "$figure" "$(value "
 		SELECT format('idem_stat_cleanup said up to %s s less, and up to %s s more, than the oldest claim''s age',
 			round(greatest(0, max(extract(epoch FROM at - oldest - reported))), 2),
 			round(greatest(0, max(extract(epoch FROM reported - greatest(interval '0', at - oldest)))), 2))
@@ -265,7 +271,7 @@ remark_steady()
 
 remark_one_batch()
 {
-	remark 9 "$(value "
+	remark "$figure" "$(value "
 		SELECT format('one_batch: after %s s the oldest expired claim was %s s old, heap and indexes had %s MB',
 			round(extract(epoch FROM at - (SELECT min(at) FROM samples))),
 			round(extract(epoch FROM at - oldest)), (heap + indexes) / 1000000)
@@ -302,7 +308,7 @@ measure_cleaning_on_and_off()
 			$cleaning
 			steady_load idem "$seconds" "$cleaning $round"
 			way=${cleaning/cleaning_on/idem}
-			record 9 'claim, p99, cleaning on' "$way" "$(value "SELECT p99('$cleaning $round')")"
+			record "$figure" 'claim, p99, cleaning on' "$way" "$(value "SELECT p99('$cleaning $round')")"
 		done
 	done
 	cleaning_off
@@ -357,7 +363,7 @@ measure()
 	# The default of a server is a minute: in the two minutes of quick there would be one vacuum.
 	naptime=$(size 2s 15s 1min)
 	setting synchronous_commit=off autovacuum=on autovacuum_naptime="$naptime" idem.ttl="${ttl}s"
-	remark 9 "claims expire after $ttl s; autovacuum_naptime $naptime"
+	remark "$figure" "claims expire after $ttl s; autovacuum_naptime $naptime"
 	create_load
 	choose_rate
 	echo side,seconds,oldest_expired_age_s,heap_bytes,index_bytes,dead_tuples >figure_9.csv
