@@ -233,9 +233,9 @@ call_ended(const char *name, uintptr_t caller)
 	if (strcmp(name, "hash_search") == 0 || strcmp(name, "RelationIncrementReferenceCount") == 0 ||
 		strcmp(name, "ReleaseCurrentSubTransaction") == 0)
 		return;
-	/* A lock that is taken again, for the transaction (store_open.c, policy.c): that reads no
-	 * invalidations, and nothing follows that can raise an error. */
-	if (strcmp(name, "LockRelationOid") == 0 && CurrentResourceOwner == TopTransactionResourceOwner)
+	/* A lock of the transaction (relation_lock.c): nothing follows in it that can raise an error,
+	 * and the caller then notes that there is a lock. */
+	if (strcmp(name, "LockAcquire") == 0 && CurrentResourceOwner == TopTransactionResourceOwner)
 		return;
 	reach(name, caller);
 }
