@@ -1336,7 +1336,7 @@ BEGIN
 				'Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget().', key);
 		WHEN 'mismatch' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
-				'Fix the client: a new request needs a new request id.', key);
+				'A retry must send the same parameters and keep its id: with a new id it is executed again. Only another request takes a new id.', key);
 		WHEN 'stale' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
 				'Check the state, then use a new request id. For a minute after uuidv7 was switched on, or the scope''s ttl grew, new ids are stale too.', key);

@@ -39,7 +39,7 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 	[IDEM_MISMATCH] = {
 		ERRCODE_IDEM_MISMATCH,
 		"request id was used before with another fingerprint",
-		"Fix the client: a new request needs a new request id."
+		"A retry must send the same parameters and keep its id: with a new id it is executed again. Only another request takes a new id."
 	},
 	[IDEM_STALE] = {
 		ERRCODE_IDEM_STALE,
