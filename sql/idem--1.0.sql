@@ -30,7 +30,7 @@ BEGIN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
 			DETAIL = 'It is the portable edition.',
-			HINT = 'Move it here, see sql/idem-move.sql; or drop it first.';
+			HINT = 'Move it here with its claims: sql/idem-move.sql. If you drop it instead, all claims are lost, and retries are executed again.';
 	END IF;
 
 	-- A call with untyped literals, such as idem_grant('app', 'app'), would find them first.

@@ -86,7 +86,7 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL standard_conforming_strings = on;
 -- What is made here stays on this node until idem_distribute().
 SET LOCAL citus.enable_ddl_propagation = off;
-SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '["$''\\]'
+SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema is empty, or contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '^$|["$''\\]'
 \gexec
 SELECT set_config('idem_install.schema', :'schema', true) AS ignored
 \gset

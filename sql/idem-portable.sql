@@ -101,7 +101,7 @@ BEGIN;										-- psql only
 SET LOCAL search_path = pg_catalog, pg_temp;	-- psql only
 SET LOCAL standard_conforming_strings = on;	-- psql only
 -- The name is pasted into function bodies.  CREATE EXTENSION refuses the same characters.
-SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '["$''\\]' -- psql only
+SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema is empty, or contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '^$|["$''\\]' -- psql only
 \gexec
 SELECT replace($script$						-- psql only
 
@@ -152,7 +152,7 @@ BEGIN
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
-			HINT = 'Use that one, or drop it first: two would not know of each other''s claims. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
+			HINT = 'Use that one, since two would not know of each other''s claims; sql/idem-move.sql puts a new version in its place. If you drop it, all claims are lost, and retries are executed again. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
 	END IF;
 
 	-- The functions run as their owner.  In a schema of somebody else that must not be a
@@ -357,7 +357,7 @@ BEGIN
 		RAISE EXCEPTION '% of idem_settings must be %, at most 36500 days, and without months', bad,
 				CASE bad WHEN 'ttl' THEN 'at least 1 second' ELSE 'positive' END
 			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_settings_%s_check', bad),
-			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
+			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
 	END IF;
 	IF TG_OP = 'INSERT' THEN
 		DELETE FROM @extschema@.idem_settings;
@@ -505,7 +505,7 @@ BEGIN
 	IF bad IS NOT NULL THEN
 		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, coalesce(NEW.scope, '')
 			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
-			HINT = 'Write days, hours or shorter units: ''30 days'' rather than ''1 month''.';
+			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
 	END IF;
 
 	IF TG_OP = 'UPDATE' THEN
@@ -578,7 +578,8 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	PERFORM @extschema@.idem__raise('ID400', name || ' is too long', 'Fix the client: send a shorter id, or a hash of this one.',
+	PERFORM @extschema@.idem__raise('ID400', name || ' is too long',
+		'Fix the client: send a shorter ' || name || ', or a hash of this one.',
 		pg_catalog.format('It has %s bytes, the limit is 255.', octet_length(value)));
 END
 $$;
@@ -1187,7 +1188,7 @@ BEGIN
 	WHERE n.held <> '';
 	IF unsettled = 0 THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
-			'Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.');
+			'Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.');
 	END IF;
 	IF unsettled > 1 THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',

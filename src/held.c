@@ -471,7 +471,7 @@ idem_held_only_unsettled(const char *command)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("%s: no unsettled request in this transaction",
 						command),
-				 errhint("Claim the request in the same transaction first; a claim that was rolled back to a savepoint is forgotten.")));
+				 errhint("Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.")));
 	if (unsettled_count > 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -51,7 +51,7 @@ idem_key_check_length(const text *part, const char *name)
 				 errdetail("It has %zu bytes, the limit is %d.",
 						   (size_t) VARSIZE_ANY_EXHDR(part),
 						   IDEM_KEY_PART_BYTES_MAX),
-				 errhint("Fix the client: send a shorter id, or a hash of this one.")));
+				 errhint("Fix the client: send a shorter %s, or a hash of this one.", name)));
 }
 
 text *

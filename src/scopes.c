@@ -281,7 +281,7 @@ check_length(TriggerData *trigger, HeapTuple row, AttrNumber attnum,
 			(errcode(ERRCODE_CHECK_VIOLATION),
 			 errmsg("%s of scope \"%s\" must be positive, at most %d days, and without months",
 					name, scope_name(trigger, row), IDEM_LENGTH_DAYS_MAX),
-			 errhint("Write days, hours or shorter units: '30 days' rather than '1 month'."),
+			 errhint("Write a positive length in days, hours or shorter units: '30 days' rather than '1 month'."),
 			 errtableconstraint(trigger->tg_relation, constraint)));
 }
 

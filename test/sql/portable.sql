@@ -521,6 +521,7 @@ RESET client_min_messages;
 \! psql -X -q -f sql/idem-citus.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 -- Where there is no schema, and where everybody could put objects in the way
 \! psql -X -q -v schema=regress_idem_missing -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! psql -X -q -v schema= -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
 CREATE SCHEMA "regress idem; odd" AUTHORIZATION regress_idem_operator;
 GRANT CREATE ON SCHEMA "regress idem; odd" TO PUBLIC;
 \! psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'

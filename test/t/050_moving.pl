@@ -232,7 +232,7 @@ as('owner', 'shop', 'REVOKE CREATE ON SCHEMA requests FROM app');
 (undef, undef, $err) = $node->psql('shop', 'CREATE EXTENSION idem');
 like(
 	$err,
-	qr/ERROR:  idem is installed in this database already, in schema requests\n.*HINT:  Move it here, see sql\/idem-move.sql/s,
+	qr/ERROR:  idem is installed in this database already, in schema requests\n.*HINT:  Move it here with its claims: sql\/idem-move.sql/s,
 	'the C edition beside the portable one: refused');
 is(content(), $before, 'none of which changes anything');
 
