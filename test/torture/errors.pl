@@ -766,7 +766,7 @@ verdict('the worker recovers, and removes what was left');
 # ----- at last -----
 
 diag "caught: $_: $absorbed{$_}" for sort keys %absorbed;
-figure('points', "$points failed: " . join ', ', map { "$_ $hit{$_}" } sort keys %hit);
+figure('points made to fail', "$points: " . join ', ', map { "$_ $hit{$_}" } sort keys %hit);
 is(faults_in($node), '', 'the log of the server has no fault');
 $node->stop;
 done_testing();
