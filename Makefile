@@ -17,6 +17,8 @@
 #                        EDITION=portable: the portable edition. Two tests are skipped
 #                        unless max_prepared_transactions is greater than 0
 #   make prove           TAP tests, on clusters of their own; not as root
+#   make installcheck REGRESS=outcomes ISOLATION=     one SQL test
+#   make prove PROVE_TESTS=test/t/033_documents.pl    one TAP test
 #
 # ./test/run does all of it on a machine that has nothing yet.
 
@@ -208,5 +210,6 @@ install-portable: sql/idem_portable--1.0.sql
 	$(INSTALL_DATA) idem_portable.control $< '$(DESTDIR)$(datadir)/extension/'
 
 .PHONY: prove
-prove:
+# Tests read the SQL that is generated.
+prove: sql/idem_portable--1.0.sql sql/idem-portable-plain.sql
 	$(prove_installcheck)
