@@ -130,4 +130,29 @@ DROP OPERATOR FAMILY regress_idem_may_fail USING btree;
 DROP FUNCTION regress_idem_may_fail;
 CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
 
+-- ----- each transaction has its own locks -----
+
+-- The session remembers which locks its transaction has. A server with assertions would notice a
+-- write without a lock; others would let VACUUM FULL rewrite the table meanwhile.
+CREATE VIEW regress_idem_locks AS
+	SELECT count(*) AS locks FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'RowExclusiveLock'
+		AND relation IN ('idem_claims'::regclass, 'idem_claims_pkey'::regclass);
+BEGIN;
+SELECT idem_claim('u', 'locks 1');
+SELECT * FROM regress_idem_locks;
+COMMIT;
+BEGIN;
+SELECT idem_claim('u', 'locks 2');
+SELECT 1 / 0;
+ROLLBACK;
+BEGIN;
+SELECT idem_claim('u', 'locks 2');
+SELECT * FROM regress_idem_locks;
+ROLLBACK;
+BEGIN;
+SELECT idem_claim('u', 'locks 2');
+SELECT * FROM regress_idem_locks;
+COMMIT;
+DROP VIEW regress_idem_locks;
+
 TRUNCATE idem_claims;

@@ -78,4 +78,15 @@ COMMIT PREPARED 'idem_claim_3';
 SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0'), idem_status();
 DROP FUNCTION two_phase_answer();
 
+-- The prepared transaction took its locks along: the next one takes locks of its own.
+SELECT idem_claim('2pc', 'before');
+BEGIN;
+SELECT idem_claim('2pc', 'locks');
+PREPARE TRANSACTION 'idem_claim_4';
+BEGIN;
+SELECT idem_claim('2pc', 'more locks');
+SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'RowExclusiveLock' AND relation = 'idem_claims'::regclass;
+COMMIT;
+COMMIT PREPARED 'idem_claim_4';
+
 TRUNCATE idem_claims;
