@@ -2074,7 +2074,9 @@ BEGIN
 	END IF;
 	IF keys > 1 THEN
 		latest := '*';
-		ignored := @extschema@.idem__keep_in_buckets(held[:keys - 1]);
+		-- Move the list too: a key in a bucket counts as older than those in the list.
+		ignored := set_config('idem_held.recent', @extschema@.idem__keep_in_buckets(
+			string_to_array(current_setting('idem_held.recent', true), E'\n') || held[:keys - 1]), true);
 	END IF;
 	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, '+') || E'\t' || held[keys], true);
 	RETURN true;

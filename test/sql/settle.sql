@@ -68,6 +68,20 @@ SELECT idem_complete('v', 'two', '2', scope => 'scope');
 SELECT idem_complete('1');
 COMMIT;
 SELECT user_id, request_id, scope, result FROM idem_claims WHERE request_id IN ('one', 'two') ORDER BY 1;
+-- It names them in the order in which they were claimed. A batch claims them in an order of its own.
+BEGIN;
+SELECT idem_claim('v', '3');
+SELECT idem_claim('u', '2');
+SELECT count(*) FROM idem_claim_many('{v,u,u}', '{1,1,0}');
+SELECT idem_claim('u', '5');
+SAVEPOINT s;
+SELECT idem_complete('1');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT count(*) FROM idem_claim_many('{u,u}', '{7,6}', 'scope');
+SELECT idem_complete('v', '3', '1'), idem_complete('v', '1', '1');
+SELECT idem_complete('1');
+ROLLBACK;
 -- With many keys the error names some of them.
 BEGIN;
 SELECT count(*) FROM generate_series(1, 20) AS i WHERE idem_claim('u', 'many ' || i);
