@@ -3599,7 +3599,10 @@ COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(int4) IS
 CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT b.rows_deleted, b.batches, l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds,
 		b.max_seconds AS max_batch_seconds,
-		(SELECT greatest(clock_timestamp() - e.expires_at, '0') FROM @extschema@.idem_claims AS e
+		-- A claim that was inserted by hand can expire at -infinity, or never.
+		(SELECT CASE WHEN e.expires_at = '-infinity' THEN interval '106751991 days'
+				WHEN e.expires_at < clock_timestamp() THEN clock_timestamp() - e.expires_at ELSE '0' END
+			FROM @extschema@.idem_claims AS e
 			WHERE NOT (e.state::text = 'in_progress'
 				AND EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown'))
 			ORDER BY e.expires_at LIMIT 1) AS oldest_expired_age,

@@ -132,6 +132,14 @@ BEGIN;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'u', '' FROM generate_series(1, 100) AS i;
 SELECT value BETWEEN 3600 AND 4200 AS an_hour FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds';
+-- Rows that were written by hand
+SAVEPOINT s;
+UPDATE idem_claims SET expires_at = '-infinity' WHERE request_id = '1';
+SELECT oldest_expired_age FROM idem_stat_cleanup;
+SELECT value / 86400 AS days FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds';
+UPDATE idem_claims SET expires_at = 'infinity';
+SELECT oldest_expired_age FROM idem_stat_cleanup;
+ROLLBACK TO s;
 CREATE FUNCTION pg_temp.scans(plan json) RETURNS TABLE (node text, relation text) LANGUAGE sql AS $$
 	WITH RECURSIVE nodes (node) AS (
 		SELECT plan -> 0 -> 'Plan' UNION ALL SELECT p FROM nodes, json_array_elements(node -> 'Plans') AS p)
