@@ -1074,6 +1074,31 @@ EXCEPTION
 END
 $$;
 
+-- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key
+-- that one snapshot sees.  It serves the functions that only read, which a parallel query can call.
+-- Before PostgreSQL 17 such a query cannot begin a block that catches errors.  idem__is_ours() needs
+-- that block, because pg_xact_status() raises an error for an id that was not assigned yet.  This
+-- function asks for the status of older ids only, those before the end of the snapshot.  A visible
+-- row with a later xmin is ours; or it is frozen, and its xmin is from before the ids wrapped around.
+-- Such an xmin, if it was not assigned again yet, is greater than all ids of ours.
+CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid)
+RETURNS int8
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
+	id constant int8 := top + ((row_xmin::text::int8 - top) & 4294967295);
+BEGIN
+	IF id >= top + 2147483648 THEN
+		RETURN NULL;
+	ELSIF id < pg_snapshot_xmax(pg_current_snapshot())::text::int8
+		AND pg_xact_status(id::text::xid8) IS DISTINCT FROM 'in progress' THEN
+		RETURN NULL;
+	END IF;
+	RETURN id;
+END
+$$;
+
 -- The key of a note, if this transaction wrote its row; when it was claimed, as a number that
 -- grows from claim to claim; and its result.  A note that is none, a forged one, has no row.
 CREATE FUNCTION @extschema@.idem__row_of_note(held text, OUT key @extschema@.idem__key, OUT claimed_at int8, OUT result jsonb)
@@ -3068,7 +3093,7 @@ AS $$
 	SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1
+	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1
 $$;
 
 -- The row as a claim would see it: if expired = reclaim, an expired one is absent.
@@ -3129,7 +3154,7 @@ BEGIN
 	END IF;
 	RETURN (SELECT pg_xact_commit_timestamp(c.xmin) FROM @extschema@.idem_claims AS c
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1);
+		ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1);
 END
 $$;
 

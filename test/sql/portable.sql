@@ -421,6 +421,15 @@ SELECT idem_claim('u', 'ours 3');
 RELEASE b;
 SELECT request_id, idem__is_ours(xmin) FROM idem_claims WHERE request_id ~ 'ours|theirs' ORDER BY 1;
 SELECT idem__is_ours('0'), idem__is_ours('2'), idem__is_ours('4294967295');
+-- Where a snapshot sees two rows of a key, ours comes first: before one of another transaction, and
+-- before one that is frozen, whose xmin can be any number.
+SELECT v.of, idem__order_of(v.id) IS NOT NULL AS may_be_ours FROM (VALUES
+	('a million ids later', (((SELECT max(xmin::text::int8) FROM idem_claims WHERE request_id = 'ours 3') + 1000000) & 4294967295)::text::xid),
+	('three billion ids later', ((pg_current_xact_id()::text::int8 + 3000000000) & 4294967295)::text::xid),
+	('another', (SELECT xmin FROM pg_class WHERE oid = 'idem_claims'::regclass)),
+	('us', (SELECT xmin FROM idem_claims WHERE request_id = 'ours 3'))) AS v (of, id)
+ORDER BY idem__order_of(v.id), v.of COLLATE "C";
+SELECT idem__order_of('0') IS NULL, idem__order_of('2') IS NULL, idem__order_of('4294967295') IS NULL;
 RELEASE a;
 SELECT idem_complete('u', 'ours ' || i, to_jsonb(i)) FROM generate_series(1, 3) AS i;
 COMMIT;

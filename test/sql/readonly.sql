@@ -87,6 +87,24 @@ SET max_parallel_workers_per_gather = 2;
 SELECT count(*) FROM ids WHERE idem_claim('parallel', id);
 SELECT count(*) FROM ids WHERE idem_status('parallel', id) = 'completed';
 SELECT count(*) FROM ids WHERE idem_fingerprint(to_jsonb(id)) IS NOT NULL;
+-- In a parallel query the leader reads requests, also those that its own transaction has claimed.
+CREATE FUNCTION is_parallel(query text) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (FORMAT json) ' || query INTO plan;
+	RETURN plan::text LIKE '%Gather%';
+END $$;
+\set QUERY 'SELECT id, idem_status(''parallel'', id), idem_result(''parallel'', id), (SELECT state FROM idem_lookup(''parallel'', id)) FROM ids WHERE id IN (''7'', ''8'', ''none'')'
+SELECT is_parallel(:'QUERY');
+INSERT INTO ids VALUES ('none');
+BEGIN;
+SELECT idem_forget('parallel', '8');
+SELECT idem_claim('parallel', '8'), idem_complete('"eight"');
+:QUERY ORDER BY 1;
+COMMIT;
+:QUERY ORDER BY 1;
+DROP FUNCTION is_parallel;
 CREATE FUNCTION claim_unsafely(text) RETURNS bool LANGUAGE plpgsql PARALLEL SAFE COST 100000
 AS $$ BEGIN RETURN idem_claim('unsafe', $1); END $$;
 DO $$
