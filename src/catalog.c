@@ -64,11 +64,18 @@ static bool cached_valid = false;
 static uint64 invalidations = 0;
 static bool callback_registered = false;
 
-/* May be called in any state of a transaction: must not read a catalog. */
+/*
+ * May be called in any state of a transaction: must not read a catalog.
+ *
+ * While an index is missing, any relation can become it: the invalidation of a rename names
+ * only the index that was renamed.
+ */
 static void
 invalidate_cached(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
+		!OidIsValid(cached.claims_by_expiry) ||
+		!OidIsValid(cached.claims_unsettled) ||
 		relid == cached.claims_by_expiry ||
 		relid == cached.claims_unsettled || relid == cached.scopes ||
 		relid == cached.tokens)
