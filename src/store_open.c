@@ -105,8 +105,9 @@ static const bool relcache_forgets = true;
 static const bool relcache_forgets = false;
 #endif
 
-/* The index that idem_store_is_of_unsettled() was asked for last, and the answer */
+/* The index and the table that idem_store_is_of_unsettled() was asked for last, and the answer */
 static Oid	asked_index = InvalidOid;
+static Oid	asked_claims = InvalidOid;
 static bool asked_index_is_of_unsettled = false;
 
 /* Number of running commands, one inside the other, that fire event triggers */
@@ -412,8 +413,11 @@ idem_store_is_of_unsettled(Oid index, Relation claims)
 	Datum		predicate;
 	bool		isnull;
 
-	if (!OidIsValid(index) || index == asked_index)
-		return OidIsValid(index) && asked_index_is_of_unsettled;
+	if (!OidIsValid(index))
+		return false;
+	/* The index of a table that was replaced keeps its OID and its name. */
+	if (index == asked_index && RelationGetRelid(claims) == asked_claims)
+		return asked_index_is_of_unsettled;
 	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
 	if (!HeapTupleIsValid(tuple))
 		return false;
@@ -425,6 +429,7 @@ idem_store_is_of_unsettled(Oid index, Relation claims)
 		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
 	ReleaseSysCache(tuple);
 	asked_index = index;
+	asked_claims = RelationGetRelid(claims);
 	return asked_index_is_of_unsettled;
 }
 
