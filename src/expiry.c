@@ -8,7 +8,6 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/relation.h"
 #include "access/relscan.h"
 #include "access/xact.h"
 #include "catalog/pg_am_d.h"
@@ -32,15 +31,11 @@ struct IdemExpiryScan
 static Relation
 open_expiry_index(Relation claims)
 {
-	Oid			oid = idem_catalog()->claims_by_expiry;
-	Relation	index = OidIsValid(oid) ?
-		relation_open(oid, RowExclusiveLock) : NULL;
+	Relation	index = idem_store_try_open_index(idem_catalog()->claims_by_expiry,
+												  claims, RowExclusiveLock);
 
-	/* The owner of the schema can have put a table, say, in its place.  It must have all
-	 * rows, in the order of expires_at. */
-	if (index == NULL || index->rd_rel->relkind != RELKIND_INDEX ||
-		index->rd_index->indrelid != RelationGetRelid(claims) ||
-		!index->rd_index->indisvalid ||
+	/* It must have all rows, in the order of expires_at. */
+	if (index == NULL || !index->rd_index->indisvalid ||
 		index->rd_rel->relam != BTREE_AM_OID ||
 		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
 		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||

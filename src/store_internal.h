@@ -110,6 +110,14 @@ extern void idem_store_choose_indexes(IdemStore *store, IdemState state);
  */
 extern bool idem_store_is_of_unsettled(Oid index, Relation claims);
 
+/*
+ * Opens an index of claims by the OID that the catalog has for its name.  NULL: claims has no
+ * such index.  Then nothing is locked: the owner of the schema can have given the name to a
+ * table of its own, and we would wait for as long as the owner keeps that table locked.
+ */
+extern Relation idem_store_try_open_index(Oid index, Relation claims,
+										  LOCKMODE mode);
+
 /* For a reader, which needs no store: opens the table and its key's index with
  * AccessShareLock.  The caller closes both. */
 extern void idem_store_open_to_read(Relation *claims, Relation *key_index);

@@ -46,6 +46,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
@@ -431,6 +432,15 @@ idem_store_is_of_unsettled(Oid index, Relation claims)
 	asked_index = index;
 	asked_claims = RelationGetRelid(claims);
 	return asked_index_is_of_unsettled;
+}
+
+Relation
+idem_store_try_open_index(Oid index, Relation claims, LOCKMODE mode)
+{
+	if (!OidIsValid(index) ||
+		IndexGetRelation(index, true) != RelationGetRelid(claims))
+		return NULL;
+	return try_relation_open(index, mode);
 }
 
 /* Sets which indexes the table has, and which of them are not of the extension.  The current

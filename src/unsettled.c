@@ -16,14 +16,12 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/relation.h"
 #include "access/relscan.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/pg_am_d.h"
-#include "catalog/pg_class_d.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_index.h"
 #include "miscadmin.h"
@@ -47,8 +45,7 @@ struct IdemUnsettledScan
 static bool
 is_usable(Relation index, Relation claims)
 {
-	return index != NULL && index->rd_rel->relkind == RELKIND_INDEX &&
-		index->rd_rel->relam == BTREE_AM_OID &&
+	return index != NULL && index->rd_rel->relam == BTREE_AM_OID &&
 		index->rd_index->indisvalid &&
 		index->rd_index->indkey.values[0] == Anum_claims_scope &&
 		index->rd_indcollation[0] == C_COLLATION_OID &&
@@ -83,9 +80,8 @@ raise_too_new(void)
 static Relation
 open_unsettled_index(Relation claims)
 {
-	Oid			oid = idem_catalog()->claims_unsettled;
-	Relation	index = OidIsValid(oid) ?
-		try_relation_open(oid, AccessShareLock) : NULL;
+	Relation	index = idem_store_try_open_index(idem_catalog()->claims_unsettled,
+												  claims, AccessShareLock);
 
 	if (!is_usable(index, claims))
 		ereport(ERROR,
