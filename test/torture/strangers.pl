@@ -166,9 +166,10 @@ for my $database (sort keys %extension)
 			if ($may{$name})
 			{
 				# It has the right, and cannot give it on.
-				my $state = try_as($role, $database, "GRANT EXECUTE ON ROUTINE $signature TO other", 'SET LOCAL ROLE other', "SELECT 1/has_function_privilege('$signature', 'EXECUTE')::int");
+				# GRANT only warns, so ask whether the other role has the right: 0 raises 22012.
+				my $state = try_as($role, $database, "GRANT EXECUTE ON ROUTINE $signature TO other", "SELECT 1/has_function_privilege('other', '$signature', 'EXECUTE')::int");
 				$attempts++;
-				push @$wrong, "$database: $role gave the right to $signature on" if $state !~ /^(22012|42501)/;
+				push @$wrong, "$database: $role gave the right to $signature on ($state)" if $state !~ /^22012/;
 				next;
 			}
 			if ($is_trigger)
