@@ -545,8 +545,9 @@ sub settle
 			next if $states[0] eq $states[1] && $states[0] ne 'runs';
 			$settled = 0;
 			next if time < $begun + $self->{patience_s};
+			my @errors = map { $_->{sessions}[$slot]{pending} ? undef : $_->{sessions}[$slot]{replies}[0]{error} } @editions;
 			return (0, "session $slot after $self->{patience_s} s: "
-				  . join ', ', map { "$editions[$_]{name} $states[$_]" } 0, 1);
+				  . join ', ', map { "$editions[$_]{name} $states[$_]" . ($errors[$_] ? " $errors[$_]{C}" : '') } 0, 1);
 		}
 		last if $settled;
 		$self->cancel_again if time > $begun + $cancel_again_after_s;

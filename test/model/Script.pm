@@ -304,9 +304,11 @@ sub add_batch
 		push @more, 'fingerprints => ' . $self->or_invalid(array_of('bytea', @fingerprints),
 			q(ARRAY['\x01']::bytea[]), 'NULL', q('{{"\\\\x01"},{"\\\\x02"}}'::bytea[]));
 	}
+	# No other array of a batch has 5 or 7 elements. So such a call is refused, and claims no key
+	# that the step does not name.
 	my $arguments = named(
-		$self->or_invalid(array_of('text', @users), 'NULL', q(ARRAY['u1']), q(ARRAY[['u1'], ['u2']])),
-		$self->or_invalid(array_of('text', @requests), 'NULL', q(ARRAY['r1']), q(ARRAY[['r1'], ['r2']])),
+		$self->or_invalid(array_of('text', @users), 'NULL', q(array_fill('u1'::text, ARRAY[5])), q(ARRAY[['u1'], ['u2']])),
+		$self->or_invalid(array_of('text', @requests), 'NULL', q(array_fill('r1'::text, ARRAY[7])), q(ARRAY[['r1'], ['r2']])),
 		@more);
 	$self->add($slot, 'idem_claim_many', 'claim', "SELECT * FROM idem_claim_many($arguments)",
 		keys => \@keys, wait => $wait);
