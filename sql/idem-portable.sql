@@ -27,6 +27,9 @@
  *	 other sessions that read rows younger than it; a batch of new keys counts as a few claims.
  * - A claim with wait => '0' waits for a transaction that has removed the request and has
  *	 claimed it again: only the removal is visible.
+ * - A claim with wait => '0' waits for a moment for a transaction that holds the request.  If that
+ *	 transaction itself waits for the one of the claim, and checks for a deadlock at that moment, it
+ *	 gets 40P01.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
  *	 for every transaction that has claimed, and for other changes of idem_scopes.
  * - REPEATABLE READ and SERIALIZABLE take the policy from their snapshot.  Let no such
