@@ -6,7 +6,8 @@
 #    extension was made.
 # 2. Hostile names: for all functions, operators, types and relations of the server that the
 #    extension's SQL names, a role plants its own, first in the search_path, with the very same
-#    signatures. Each of them notes who ran it. Nobody but the caller itself may ever have.
+#    signatures. Each of them notes who ran it, in a table and by a warning, which remains of a
+#    call that fails. Nothing that is planted may ever run.
 #
 # It has no random numbers; the seed changes nothing.
 
@@ -33,6 +34,7 @@ chomp(my $superuser = $node->safe_psql('postgres', 'SELECT current_user'));
 $node->safe_psql('postgres', "CREATE ROLE $_ LOGIN") for qw(stranger app operator tables owner other);
 my ($attempts, $wrong);
 my %session;
+my @loot;		# warnings of what was planted
 
 sub connect_as
 {
@@ -69,7 +71,9 @@ sub run_as
 	$session->send($sql);
 	$session->flush;
 	$session->read while $session->{pending};
-	my $error = (shift @{ $session->{replies} })->{error};
+	my $reply = shift @{ $session->{replies} };
+	my $error = $reply->{error};
+	push @loot, grep { /^LOOT / } map { $_->{M} } @{ $reply->{notices} };
 	return $error ? "$error->{C} $error->{M}" : '';
 }
 
@@ -96,7 +100,6 @@ for my $database (sort keys %extension)
 		GRANT USAGE ON SCHEMA requests TO PUBLIC;
 		SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
 		RESET ROLE;
-		REVOKE USAGE ON SCHEMA requests FROM tables;
 		GRANT ALL ON ALL TABLES IN SCHEMA requests TO tables;
 	});
 }
@@ -262,10 +265,10 @@ sub plant
 	run_as('other', $database, q{
 		CREATE FUNCTION evil.log(what text) RETURNS boolean LANGUAGE plpgsql AS $f$
 		BEGIN
+			RAISE WARNING 'LOOT % by % in a session of %', what, current_user, session_user;
 			INSERT INTO evil.loot (what) VALUES (log.what);
 			RETURN true;
 		EXCEPTION WHEN OTHERS THEN
-			RAISE WARNING 'LOOT % by %', what, current_user;
 			RETURN true;
 		END $f$});
 	run_as('other', $database, 'GRANT EXECUTE ON FUNCTION evil.log TO PUBLIC');
@@ -320,6 +323,14 @@ sub plant
 	return $planted;
 }
 
+# Calls that must fail: a function that raises, arguments that do not fit, and another request
+my @fails_in_app = (
+	"SELECT requests.idem_call('u', 'f1', 'apps.raises(pg_catalog.text)', '{\"a\": \"no\"}')", "SELECT requests.idem_call('u', 'f2', 'apps.plus(int, int)', '{\"a\": 1}')",
+	"SELECT requests.idem_call('u', 'f3', 'apps.plus(int, int)', '{\"a\": 1, \"c\": 1}')", "SELECT requests.idem_call('u', 'f4', 'apps.plus(int, int)', '{\"a\": \"x\", \"b\": 1}')",
+	"SELECT requests.idem_call('u', 'c2', 'apps.plus(int, int)', '{\"a\": 1, \"b\": 3}')", "SELECT requests.idem_call('u', 'f5', 'apps.settles(pg_catalog.text)', '{\"r\": \"f5\"}')",
+	"SELECT requests.idem_call('u', 'f6', 'apps.plus(int, int)', '[]')", "SELECT requests.idem_call('u', NULL, 'apps.plus(int, int)', '{\"a\": 1, \"b\": 2}')",
+	"SELECT requests.idem_claim('u', 'f7', wait => '-1 s')", "SELECT requests.idem_complete('u', 'f7', '{}')", "SELECT requests.idem_fence('u', 'f7', 1)");
+
 # A life of requests, for each role what it may do
 my %life = (
 	app => [
@@ -337,6 +348,7 @@ my %life = (
 		"SELECT requests.idem_lookup('u', 'r1'), requests.idem_status('u', 'r1'), requests.idem_result('u', 'r1'), requests.idem_fingerprint('{\"a\": 1}')",
 		"SELECT requests.idem_call('u', 'c1', 'pg_catalog.now()'), requests.idem_call('u', 'c2', 'apps.plus(int, int)', '{\"a\": 1, \"b\": 2}')",
 		"SELECT requests.idem_call('u', 'c2', 'apps.plus(int, int)', '{\"a\": 1, \"b\": 2}')",
+		@fails_in_app,
 		"INSERT INTO apps.sink VALUES ('u', 's1'), ('u', 's1')", "INSERT INTO apps.sink VALUES ('u', 's1')",
 		"SELECT requests.idem_claim(1::pg_catalog.int8, 'n1'), requests.idem_claim('11111111-1111-4111-8111-111111111111'::pg_catalog.uuid, 'n1')" ],
 	operator => [
@@ -352,19 +364,24 @@ my %life = (
 
 for my $database (sort keys %extension)
 {
-	my ($calls, $failed) = (0, 0);
-	my $planted;
+	my ($calls, $failed, $refused) = (0, 0, 0);
+	my ($planted, $log_size);
+	my %must_fail = map { $_ => 1 } @fails_in_app;
 
 	$node->safe_psql($database, q{
 		CREATE SCHEMA apps AUTHORIZATION app;
 		SET ROLE app;
 		CREATE TABLE apps.sink (u pg_catalog.text, r pg_catalog.text);
 		CREATE TRIGGER once BEFORE INSERT ON apps.sink FOR EACH ROW EXECUTE FUNCTION requests.idem_skip_duplicates('sink', 'u', 'r');
+		CREATE FUNCTION apps.raises(a text) RETURNS int LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION USING MESSAGE = a; END';
+		CREATE FUNCTION apps.settles(r text) RETURNS int LANGUAGE plpgsql AS $f$ BEGIN PERFORM requests.idem_fail('u', r, '"no"'); RAISE EXCEPTION 'failed'; END $f$;
 		CREATE FUNCTION apps.plus(a int, b int) RETURNS int LANGUAGE sql AS 'SELECT a OPERATOR(pg_catalog.+) b';
 		GRANT USAGE ON SCHEMA apps TO PUBLIC;
 		GRANT ALL ON apps.sink TO PUBLIC;
 	});
 	$planted = plant($database);
+	$log_size = -s $node->logfile;
+	@loot = ();
 	# In each session the hostile schema comes first, also before pg_catalog; temporary tables too.
 	for ([ app => @{ $life{app} } ], [ operator => @{ $life{operator} } ], [ owner => map { @$_ } @life{qw(app operator grantor)} ],
 		[ $superuser => map { @$_ } @life{qw(app operator grantor)} ])
@@ -381,6 +398,11 @@ for my $database (sort keys %extension)
 			next if $database eq 'portable' && $sql =~ /idem_stat_(reset|claims)/;
 			my $state = run_as($role, $database, $sql);
 			$calls++;
+			if ($must_fail{$sql})
+			{
+				$refused++;
+				$state = "XX no error" if $state eq '';
+			}
 			if ($state =~ /^(XX|42704|42883|42P01|42703|42725|42804)/)
 			{
 				# It found something that the attacker planted.
@@ -398,13 +420,18 @@ for my $database (sort keys %extension)
 	my $for_others = join "\n", map { join ' ', map { $_ // '' } @$_ } rows($database, "SELECT what, session, count(*) FROM evil.loot GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 20");
 	is($for_others, '', "$database: nothing that was planted ran at all");
 	is($failed, 0, "$database: no call was led astray");
-	unlike(slurp_file($node->logfile), qr/WARNING: .*LOOT/, "$database: also not where it could not be noted");
-	figure("$database, hostile names", "$planted objects planted, $calls calls");
+	my %warned = map { $_ => 1 } @loot;
+	is(join("\n", sort keys %warned), '', "$database: nor did it in a call that failed");
+	unlike(slurp_file($node->logfile, $log_size), qr/WARNING: .*LOOT/, "$database: nor in a call that hid its warnings");
+	figure("$database, hostile names", "$planted objects planted, $calls calls, of them $refused that must fail");
 	cmp_ok($planted, '>', 200, "$database: objects were planted");
 	# The trap works.
 	run_as('app', $database, 'SET search_path = evil, pg_catalog');
 	run_as('app', $database, q{SELECT now(), 'a' || 'b'::text});
 	cmp_ok((rows($database, 'SELECT count(*) FROM evil.loot'))[0][0], '>', 0, "$database: what is planted does run where it is called");
+	@loot = ();
+	run_as('app', $database, q{DO $$ BEGIN PERFORM now(), 'a' || 'b'::text; RAISE EXCEPTION 'undone'; END $$});
+	like($loot[0] // '', qr/^LOOT .* by app in a session of app$/, "$database: which is seen also if the call fails");
 }
 is((rows('postgres', "SELECT count(*) FROM pg_roles WHERE rolsuper"))[0][0], '1', 'nobody became superuser');
 is((rows('postgres', "SELECT count(*) FROM pg_auth_members WHERE member = ANY (ARRAY['app', 'stranger', 'operator', 'other']::regrole[])"))[0][0], '0', 'nor a member of another role');
