@@ -3,7 +3,11 @@
 # The functions come from the catalog, so a new one is called, too. Lengths, encodings, huge and
 # deep jsonb, extreme times and intervals, arrays with NULLs, dimensions and bounds; inside
 # transactions of all kinds, under random settings and policies. Any error is right but XX000 (an
-# internal error) and its class.
+# internal error) and its class; and no warning may tell of a leak.
+#
+# Random arguments alone are refused too early: part of the calls draw the key and token of a stored
+# claim, and among the calls are lives of requests with valid arguments, of which no step may
+# fail. Each public function must be seen to work.
 
 use strict;
 use warnings;
@@ -27,7 +31,7 @@ fsync = off
 restart_after_crash = off
 log_error_verbosity = verbose
 log_min_error_statement = panic
-log_min_messages = error
+log_min_messages = warning
 });
 $node->start;
 $node->safe_psql('postgres', 'CREATE ROLE fuzz_role');
@@ -48,6 +52,9 @@ for my $edition (qw(idem idem_portable))
 			CREATE FUNCTION nested(u text, r text) RETURNS boolean LANGUAGE sql AS 'SELECT idem_claim(u, r)';
 			CREATE FUNCTION rows() RETURNS SETOF int LANGUAGE sql AS 'SELECT 1';
 			CREATE FUNCTION any_type(a anyelement) RETURNS int LANGUAGE sql AS 'SELECT 1';
+			INSERT INTO idem_scopes (scope) VALUES ('life');
+			CREATE TABLE life_sink (u text, r text);
+			CREATE TRIGGER once BEFORE INSERT ON life_sink FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('life', 'u', 'r');
 			CREATE TABLE sink (a text, b uuid, c numeric, d timestamptz, e int GENERATED ALWAYS AS (1) STORED);
 		});
 		push @databases, $database;
@@ -55,6 +62,9 @@ for my $edition (qw(idem idem_portable))
 }
 
 # ----- arguments -----
+
+# Warnings of the server about what was not released
+my $leaks = qr/leak|not closed|was not/;
 
 my $raw = 0;		# may texts contain any byte?
 
@@ -131,17 +141,48 @@ sub value
 
 # ----- statements -----
 
+# A value that is right for most arguments of the type
+sub plain_value
+{
+	my ($type) = @_;
+	my %plain = (jsonb => q('{"a": 1}'), interval => q('1 min'), integer => '10', bytea => q('\\x01'), boolean => 'true', text => q(''));
+
+	return $plain{$type} && rand() < 0.7 ? "$plain{$type}::$type" : value($type);
+}
+
+# wait is short: the lease that is drawn may be live.
+my %column_of = (wait => "'10 ms'", map { $_ => "claim.$_" } qw(user_id request_id scope token));
+
+# A call with the key and token of a stored claim, mostly of a lease. Its first column is NULL if
+# there is none.
+sub call_of_claim
+{
+	my ($function) = @_;
+	my @types = @{ $function->{types} };
+	my $where = rand() < 0.8 ? "WHERE state = 'in_progress'" : '';
+	my $arguments = join ', ', map { $column_of{ $function->{arguments}[$_] } // plain_value($types[$_]) } 0 .. $#types;
+
+	return "SELECT claim.request_id, $function->{name}($arguments) FROM (SELECT) AS one LEFT JOIN (SELECT * FROM idem_claims $where OFFSET "
+	  . pick(0, 0, 1, 2) . ' LIMIT 1) AS claim ON true';
+}
+
+# Returns the function, too
 sub random_call
 {
 	my ($functions) = @_;
-	my $function = $functions->[ rand @$functions ];
+	my $kind = rand() < 0.97 ? 'public' : 'internal';
+	my @among = grep { $_->{is_public} == ($kind eq 'public') } @$functions;
+	@among = @$functions if !@among;
+	my $function = pick(@among);
 	my @types = @{ $function->{types} };
+
+	return (call_of_claim($function), $function) if $function->{takes_key} && rand() < 0.4;
 	my $given = @types - int rand($function->{defaults} + 1);
 	my $arguments = join ', ', map { value($_) } @types[ 0 .. $given - 1 ];
 
-	return "CALL $function->{name}($arguments)" if $function->{kind} eq 'p';
-	return (rand() < 0.9 ? 'SELECT' : 'SELECT count(*)') . " FROM $function->{name}($arguments)" if rand() < 0.5;
-	return "SELECT $function->{name}($arguments)";
+	return ("CALL $function->{name}($arguments)", $function) if $function->{kind} eq 'p';
+	return ((rand() < 0.9 ? 'SELECT *' : 'SELECT count(*)') . " FROM $function->{name}($arguments)", $function) if rand() < 0.5;
+	return ("SELECT $function->{name}($arguments)", $function);
 }
 
 sub random_statement
@@ -164,10 +205,50 @@ sub random_statement
 	return pick('SAVEPOINT s', 'ROLLBACK TO s', 'RELEASE s', 'SET TRANSACTION READ ONLY', 'SET CONSTRAINTS ALL IMMEDIATE', "PREPARE TRANSACTION 'fuzz'", 'DISCARD ALL');
 }
 
-# Returns what is wrong with the answer, if anything
+# Valid calls, in their order; [ function => statement ]. Leases remain for random calls to draw.
+sub life
+{
+	my ($n, $functions) = @_;
+	my $key = sub { "'life', '$n $_[0]'" };
+	my $of = sub { "FROM idem_claims WHERE request_id = '$n $_[0]' AND user_id = 'life' AND scope = 'life'" };
+	my $lease = sub { [ idem_try_claim => 'SELECT * FROM idem_try_claim(' . $key->($_[0]) . ", 'life', lease => '$_[1]')" ] };
+	my %has = map { $_->{short} => 1 } @$functions;
+
+	return grep { !$_->[0] || $has{ $_->[0] } } (
+		[ '' => 'RESET ALL' ], [ '' => q(SET statement_timeout = '60s') ], [ '' => q(SET lock_timeout = '60s') ],
+		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('a')]}, 'life')" ], [ idem_complete => q(SELECT idem_complete('{"a": 1}')) ],
+		[ idem_status => 'SELECT idem_status()' ], [ idem_result => 'SELECT idem_result()' ], [ '' => 'COMMIT' ],
+		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('b')]}, 'life')" ], [ idem_fail => q(SELECT idem_fail('{"e": 1}')) ], [ '' => 'COMMIT' ],
+		[ idem_claim => "SELECT idem_claim(1::bigint, '$n n', 'life'), idem_claim('11111111-1111-4111-8111-111111111111'::uuid, '$n n', 'life')" ],
+		[ idem_status => "SELECT idem_status(@{[$key->('a')]}, 'life')" ], [ idem_result => "SELECT idem_result(@{[$key->('a')]}, 'life')" ],
+		[ idem_lookup => "SELECT idem_lookup(@{[$key->('a')]}, 'life')" ], [ idem_forget => "SELECT idem_forget(@{[$key->('a')]}, 'life')" ],
+		$lease->('c', '10 min'), [ idem_extend => "SELECT idem_extend(@{[$key->('c')]}, token, '9 min', '1', 'life') @{[$of->('c')]}" ],
+		[ idem_fence => "SELECT idem_fence(@{[$key->('c')]}, token, 'life') @{[$of->('c')]}" ],
+		[ idem_complete => "SELECT idem_complete(@{[$key->('c')]}, '1', token, 'life') @{[$of->('c')]}" ],
+		$lease->('d', '10 min'), [ idem_fail => "SELECT idem_fail(@{[$key->('d')]}, '1', token, 'life') @{[$of->('d')]}" ],
+		$lease->('e', '10 min'), [ idem_release => "SELECT idem_release(@{[$key->('e')]}, token, 'life') @{[$of->('e')]}" ],
+		$lease->('f', '1 ms'), [ '' => 'SELECT pg_sleep(0.002)' ], [ idem_lapsed => "SELECT * FROM idem_lapsed('life', 10)" ],
+		[ idem_heal => "SELECT idem_heal(@{[$key->('f')]}, '1', 'life')" ],
+		(map { $lease->("g$_", '10 min') } 1 .. 3),
+		[ idem_claim_many => "SELECT * FROM idem_claim_many('{life,life}', '{$n m,$n m}', 'life')" ],
+		[ idem_call => "SELECT idem_call(@{[$key->('h')]}, 'plus(int, int)', '{\"a\": 1}', 'life')" ],
+		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('i')]}, 'life')" ],
+		[ idem_call_settle => "SELECT idem_call_settle(@{[$key->('i')]}, '1', 'life')" ], [ '' => 'COMMIT' ],
+		[ '' => "INSERT INTO life_sink VALUES ('u', '$n'), ('u', '$n')" ],
+		[ idem_fingerprint => q(SELECT idem_fingerprint('{"a": 1}')) ],
+		[ idem_cleanup => 'SELECT idem_cleanup(100)' ], [ idem_cleanup_step => "SELECT * FROM idem_cleanup_step(100, NULL, now())" ],
+		[ idem_cleanup_all => 'CALL idem_cleanup_all(100)' ],
+		[ idem_grant => "SELECT idem_grant('fuzz_role', 'app')" ], [ idem_revoke => "SELECT idem_revoke('fuzz_role', 'app')" ],
+		[ idem_change_rights => "SELECT idem_change_rights('fuzz_role', 'operator', 'GRANT %s TO %s')" ],
+		# Functions of views, and others without arguments
+		(map { [ $_ => "SELECT * FROM $_()" ] } grep { /^idem_(?:stat_|unsettled_|held_|start_)/ } sort keys %has),
+		[ '' => 'RESET ALL' ]);
+}
+
+# Returns what is wrong with the answer, if anything. function: the public function that it calls
 sub run_statement
 {
-	my ($session, $sql, $states) = @_;
+	my ($session, $sql, $states, $function) = @_;
 	my $ok = eval {
 		$session->send($sql);
 		$session->flush;
@@ -176,55 +257,96 @@ sub run_statement
 	};
 
 	return 'connection lost: ' . ($session->{reply}{error}{M} // $@) if !$ok;
-	my $error = (shift @{ $session->{replies} })->{error};
+	my $reply = shift @{ $session->{replies} };
+	my $error = $session->{error} = $reply->{error};
+	my ($leak) = grep { /$leaks/ } map { $_->{M} } grep { $_->{V} eq 'WARNING' } @{ $reply->{notices} };
 	$states->{ $error ? $error->{C} : 'success' }++;
+	if ($function)
+	{
+		# It is not called where a NULL is passed to a strict function, nor where there is no claim.
+		my $is_called = $sql !~ /NULL::/ && ($sql !~ /^SELECT claim\./ || defined $reply->{rows}[0][0]);
+		$states->{"call $function"}++;
+		$states->{"done $function"} += !$error && $is_called;
+	}
+	return "WARNING $leak" if $leak;
 	return $error && $error->{C} =~ /^(XX|P0004|58)/ ? "$error->{C} $error->{M}" : undef;
+}
+
+# Likewise, and each statement must succeed.
+sub run_life
+{
+	my ($session, $states, @statements) = @_;
+
+	for (@statements)
+	{
+		my ($function, $sql) = @$_;
+		my $wrong = run_statement($session, $sql, $states, $function);
+		$wrong //= "$session->{error}{C} $session->{error}{M}" if $session->{error};
+		return "life of a request: $wrong\n$sql" if $wrong;
+	}
+	return '';
 }
 
 sub client
 {
 	my ($number, $count, $file) = @_;
 	my $database = $databases[ $number % @databases ];
-	my ($done, $wrong, %states, @functions, @views) = (0, '');
+	my ($done, $wrong, $lives, %states, @functions, @views) = (0, '', 0);
 	my $session = connect_to($database);
 
 	srand($seed * 1000 + $number);
 	$raw = $database !~ /utf8/;
 	for my $row (@{ $session->ask(q{
 			SELECT n.nspname || '.' || p.proname, p.prokind, p.pronargdefaults,
-				(SELECT string_agg(format_type(t, NULL), ',' ORDER BY o) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (t, o))
+				(SELECT string_agg(format_type(t, NULL), ',' ORDER BY o) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (t, o)),
+				p.proname, p.prorettype = 'trigger'::regtype, array_to_string(p.proargnames, ',')
 			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 				JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 				JOIN pg_extension e ON e.oid = d.refobjid AND e.extname ~ '^idem'
 			ORDER BY p.oid::regprocedure::text COLLATE "C"})->{rows} })
 	{
-		push @functions, { name => $row->[0], kind => $row->[1], defaults => $row->[2], types => [ split /,/, $row->[3] // '' ] };
+		my @types = split /,/, $row->[3] // '';
+		my @names = (split /,/, $row->[6] // '')[ 0 .. $#types ];
+		push @functions, {
+			name => $row->[0], kind => $row->[1], defaults => $row->[2], types => \@types, short => $row->[4], arguments => \@names,
+			takes_key => scalar(grep { ($_ // '') eq 'request_id' } @names) && !grep({ $_ eq 'uuid' } @types),
+			is_public => $row->[4] !~ /^idem__/ && $row->[5] eq 'f' };
 	}
 	@views = map { $_->[0] } @{ $session->ask(q{
 			SELECT c.oid::regclass FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
 			WHERE relkind = 'v' ORDER BY 1})->{rows} };
 	$states{functions} = @functions;
+	$states{"call $_->{short}"} += 0, $states{"done $_->{short}"} += 0 for grep { $_->{is_public} } @functions;
 	while ($done < $count && !$wrong)
 	{
-		my @statements = map { random_statement(\@functions, \@views) } 1 .. 1 + int rand 6;
-		my @transaction = rand() < 0.6
-		  ? (pick('BEGIN', 'BEGIN', 'BEGIN ISOLATION LEVEL REPEATABLE READ', 'BEGIN ISOLATION LEVEL SERIALIZABLE', 'BEGIN READ ONLY'),
-			@statements, pick('COMMIT', 'COMMIT', 'ROLLBACK'))
-		  : @statements;
-		for my $sql (@transaction)
+		if ($lives == 0 || rand() < 0.01)
 		{
+			my @life = life($lives++, \@functions);
+			$wrong = run_life($session, \%states, @life);
+			$wrong &&= "$database: $wrong";
+			$done += @life;
+			next;
+		}
+		my @statements = map { [ random_statement(\@functions, \@views) ] } 1 .. 1 + int rand 6;
+		my @transaction = rand() < 0.6
+		  ? ([ pick('BEGIN', 'BEGIN', 'BEGIN ISOLATION LEVEL REPEATABLE READ', 'BEGIN ISOLATION LEVEL SERIALIZABLE', 'BEGIN READ ONLY') ],
+			@statements, [ pick('COMMIT', 'COMMIT', 'ROLLBACK') ])
+		  : @statements;
+		for (@transaction)
+		{
+			my ($sql, $function) = @$_;
 			# Nothing but an end is possible now; or go on from the savepoint, if there is one.
 			last if $session->{status} eq 'E' && rand() < 0.9;
-			$wrong = run_statement($session, $sql, \%states) // '';
+			$wrong = run_statement($session, $sql, \%states, $function && $function->{is_public} ? $function->{short} : '') // '';
 			$done++;
 			if ($wrong)
 			{
-				$wrong = "$database: $wrong\n" . join(";\n", map { substr $_, 0, 3000 } @transaction);
+				$wrong = "$database: $wrong\n" . join(";\n", map { substr $_->[0], 0, 3000 } @transaction);
 				last;
 			}
 		}
 		run_statement($session, 'ROLLBACK', {}) if $session->{status} ne 'I';
-		run_statement($session, "ROLLBACK PREPARED 'fuzz'", {}) if grep { /^PREPARE TRANS/ } @transaction;
+		run_statement($session, "ROLLBACK PREPARED 'fuzz'", {}) if grep { $_->[0] =~ /^PREPARE TRANS/ } @transaction;
 	}
 	append_to_file($file, join("\n", $wrong =~ s/\n/\\n/gr, map { "$_ $states{$_}" } sort keys %states) . "\n");
 	return;
@@ -256,24 +378,33 @@ for my $number (0 .. @databases - 1)
 }
 waitpid($_, 0) for @pids;
 
-my %states;
+my (%states, %called, %done);
 for my $number (0 .. @databases - 1)
 {
 	my ($wrong, @counts) = split /\n/, slurp_file("$folder/$number");
-	is($wrong =~ s/\\n/\n/gr, '', "$databases[$number]: no crash and no internal error");
+	is($wrong =~ s/\\n/\n/gr, '', "$databases[$number]: no crash, no internal error, no leak");
+	my $edition = $number < @databases / 2 ? 'idem' : 'idem_portable';
 	for (@counts)
 	{
-		my ($state, $count) = split / /;
-		$states{$state} += $count;
+		my ($state, $function, $count) = /^(?:(call|done) )?(\S+) (\d+)$/;
+		if (!$state) { $states{$function} += $count }
+		elsif ($state eq 'call') { $called{"$edition: $function"} += $count }
+		else { $done{"$edition: $function"} += $count }
 	}
 }
 my $functions = delete $states{functions};
-my $sum = 0;
+my ($sum, $calls_sent, $calls_done) = (0, 0, 0);
 $sum += $_ for values %states;
-figure('statements', "$sum, of them $states{success} without an error; $functions functions in " . @databases . ' databases');
+$calls_sent += $_ for values %called;
+$calls_done += $_ for values %done;
+figure('statements', "$sum; $functions functions in " . @databases . ' databases');
+figure('calls of ' . (scalar keys %called) . ' public functions', "$calls_sent, of them $calls_done without an error");
 figure('errors', join ', ', map { "$_ $states{$_}" } grep { $_ ne 'success' } sort { $states{$b} <=> $states{$a} } keys %states);
 cmp_ok($sum, '>=', $calls, 'all were sent');
-cmp_ok($states{success}, '>', $sum / 10, 'many of them got behind the checks of arguments');
+cmp_ok($calls_done, '>', $calls_sent / 10, 'many calls got behind the checks of arguments');
+note "$_: $done{$_} of $called{$_}" for sort keys %called;
+cmp_ok(scalar keys %called, '>', 40, 'public functions were found');
+is(join(', ', grep { !$done{$_} } sort keys %called), '', 'each public function was called without an error');
 is(faults_in($node), '', 'the log of the server has no fault');
 for my $database (@databases)
 {
