@@ -573,12 +573,23 @@ sub look
 	return;
 }
 
+# Is the answer to a claim that somebody else has the request now?
+sub is_refused_for_now
+{
+	my ($reply) = @_;
+
+	return $reply->{error}{C} =~ /^ID(409|503)$/ if $reply->{error};
+	return any { any { ($_ // '') =~ /^(in_progress|timed_out)$/ } @$_ } @{ $reply->{rows} };
+}
+
 # Documented differences. Returns what to do: 'roll back' the transaction, or 'end' the script.
 #
 # - Under a snapshot that is older than a change of a claim, a cleanup of the C edition removes
 #	the rows that have expired by now, and one of the portable edition those that the snapshot
 #	sees.
 # - In serializable transactions the reads of the portable edition also lock index pages.
+# - A serializable claim that waits for a moment, of a request that was removed after the snapshot
+#	and is being claimed again: the C edition answers, the portable one can raise 40001.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
@@ -587,7 +598,9 @@ sub known_difference
 
 	return unless keys %reply == 2;
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
-	return unless $step && $step->{kind} eq 'clean' && $self->snapshot_is_old($step->{slot});
+	return unless $step && $self->snapshot_is_old($step->{slot});
+	return 'roll back' if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && is_refused_for_now($reply{c});
+	return unless $step->{kind} eq 'clean';
 	return 'roll back' if $error && $error->{C} eq '40001';
 	return 'roll back' if !$error && !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
 	return;
