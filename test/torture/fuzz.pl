@@ -52,7 +52,7 @@ for my $edition (qw(idem idem_portable))
 			CREATE FUNCTION nested(u text, r text) RETURNS boolean LANGUAGE sql AS 'SELECT idem_claim(u, r)';
 			CREATE FUNCTION rows() RETURNS SETOF int LANGUAGE sql AS 'SELECT 1';
 			CREATE FUNCTION any_type(a anyelement) RETURNS int LANGUAGE sql AS 'SELECT 1';
-			INSERT INTO idem_scopes (scope) VALUES ('life');
+			INSERT INTO idem_scopes (scope, ttl) VALUES ('life', NULL), ('brief', '1 ms');
 			CREATE TABLE life_sink (u text, r text);
 			CREATE TRIGGER once BEFORE INSERT ON life_sink FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('life', 'u', 'r');
 			CREATE TABLE sink (a text, b uuid, c numeric, d timestamptz, e int GENERATED ALWAYS AS (1) STORED);
@@ -216,6 +216,8 @@ sub life
 
 	return grep { !$_->[0] || $has{ $_->[0] } } (
 		[ '' => 'RESET ALL' ], [ '' => q(SET statement_timeout = '60s') ], [ '' => q(SET lock_timeout = '60s') ],
+		# For the worker
+		[ idem_claim => "SELECT idem_claim(@{[$key->('w')]}, 'brief')" ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('a')]}, 'life')" ], [ idem_complete => q(SELECT idem_complete('{"a": 1}')) ],
 		[ idem_status => 'SELECT idem_status()' ], [ idem_result => 'SELECT idem_result()' ], [ '' => 'COMMIT' ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('b')]}, 'life')" ], [ idem_fail => q(SELECT idem_fail('{"e": 1}')) ], [ '' => 'COMMIT' ],
@@ -405,6 +407,11 @@ cmp_ok($calls_done, '>', $calls_sent / 10, 'many calls got behind the checks of 
 note "$_: $done{$_} of $called{$_}" for sort keys %called;
 cmp_ok(scalar keys %called, '>', 40, 'public functions were found');
 is(join(', ', grep { !$done{$_} } sort keys %called), '', 'each public function was called without an error');
+# The worker logs a leak when it commits what it removed.
+for my $database (grep { !/portable/ } @databases)
+{
+	ok($node->poll_query_until($database, q{SELECT NOT EXISTS (SELECT FROM idem_claims WHERE scope = 'brief')}), "$database: the worker has cleaned");
+}
 is(faults_in($node), '', 'the log of the server has no fault');
 for my $database (@databases)
 {
