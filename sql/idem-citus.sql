@@ -322,7 +322,8 @@ END
 $$;
 
 -- A batch is claimed one by one.
-CREATE FUNCTION @extschema@.idem__citus_claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
+CREATE FUNCTION @extschema@.idem__citus_claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[],
+	wait_until timestamptz)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT false $$;
@@ -819,12 +820,12 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__check_sink;
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
-		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[]), @extschema@.idem__complete_at_once(jsonb),
+		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[], timestamptz), @extschema@.idem__complete_at_once(jsonb),
 		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
 		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
 	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
 	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(text, text, text, bytea, interval) RENAME TO idem__claim_at_once;
-	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[]) RENAME TO idem__claim_all_at_once;
+	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[], timestamptz) RENAME TO idem__claim_all_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_complete_at_once(jsonb) RENAME TO idem__complete_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
 	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;

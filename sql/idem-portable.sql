@@ -2052,9 +2052,14 @@ $$;
  * has inserted every key: otherwise all is rolled back.  The look before it spares that in the
  * usual case, in which some of the keys are known already; the insert decides.
  *
+ * Each key may wait, and the deadline is that of the whole batch.  So before each key the insert
+ * compares the clock with wait_until, which is a tenth of a second before the deadline: no wait
+ * ends after it.  Keys that it leaves out are missing at the end, so all is rolled back.
+ *
  * (Replaced by sql/idem-citus.sql.)
  */
-CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[])
+CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[],
+	wait_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -2084,6 +2089,7 @@ BEGIN
 						FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 						WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END) AS p (ttl),
 					unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
+				WHERE clock_timestamp() < wait_until
 				ON CONFLICT (request_id, user_id, scope) DO NOTHING
 				RETURNING c.user_id, c.request_id, c.scope)
 		SELECT array_agg(array_to_json(ARRAY[i.user_id, i.request_id, i.scope])::text) INTO held FROM inserted AS i;
@@ -2234,6 +2240,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
+	wait_until constant timestamptz := deadline - interval '100 milliseconds';		-- see idem__claim_all_at_once()
 	refused text;
 	may_be_at_once boolean;
 	was_claimed boolean;		-- the part, at once; NULL: somebody was in the way
@@ -2268,16 +2275,15 @@ BEGIN
 			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e;
 	keys := coalesce(cardinality(sorted.ordinals), 0);
 	may_be_at_once := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-		AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off'
-		AND deadline > clock_timestamp() + interval '100 milliseconds';
+		AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off';
 
 	-- In parts, which are rolled back one by one where somebody is in the way.  They double as
 	-- long as nobody is: so the subtransactions are few, and at most half of the work is done
 	-- twice.
 	WHILE first <= keys LOOP
 		last := least(first + part - 1, keys);
-		was_claimed := CASE WHEN may_be_at_once AND last > first THEN @extschema@.idem__claim_all_at_once(
-			sorted.user_ids[first:last], sorted.request_ids[first:last], scope, sorted.fingerprints[first:last]) ELSE false END;
+		was_claimed := CASE WHEN may_be_at_once AND last > first AND clock_timestamp() < wait_until THEN @extschema@.idem__claim_all_at_once(
+			sorted.user_ids[first:last], sorted.request_ids[first:last], scope, sorted.fingerprints[first:last], wait_until) ELSE false END;
 		IF was_claimed THEN
 			part := part * 2;
 			outcomes := outcomes || array_fill('claimed'::@extschema@.idem_outcome, ARRAY[last - first + 1]);

@@ -279,6 +279,28 @@ ROLLBACK;
 DROP VIEW used;
 INSERT INTO idem_claims SELECT * FROM kept;
 DROP TABLE kept;
+-- The deadline passes while the first key of a batch is inserted: the rest is not inserted at once,
+-- since each key could wait.  An insert of one key that takes so long is not kept either: the
+-- promise counts from its end.
+CREATE SEQUENCE inserts;
+CREATE FUNCTION slow_once(request_id text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'inserting %', request_id;
+	IF nextval('public.inserts') = 1 THEN
+		PERFORM pg_sleep(1.2);
+	END IF;
+	RETURN request_id;
+END $$;
+CREATE INDEX slow ON idem_claims (slow_once(request_id)) WHERE user_id = 'slow';
+BEGIN;
+SET LOCAL idem_portable.fast_path = on;
+SELECT * FROM idem_claim_many('{slow,slow,slow}', '{"batch 1","batch 2","batch 3"}', wait => '1.2 s');
+SELECT setval('inserts', 1, false), clock_timestamp() + interval '1 hour 1.2 s' AS promised \gset
+SELECT outcome, expires_at >= :'promised' AS kept FROM idem_try_claim('slow', 'alone');
+ROLLBACK;
+DROP INDEX slow;
+DROP FUNCTION slow_once(text);
+DROP SEQUENCE inserts;
 -- An error in a trigger is the caller's.
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
