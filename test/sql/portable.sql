@@ -245,7 +245,7 @@ ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
 SAVEPOINT s;
 SELECT idem_claim('u', 'in another level');
 ROLLBACK TO s;
-SELECT idem_claim_many('{u}', '{"in another level"}');
+SELECT idem_claim_many('{u,u}', '{"in another level 1","in another level 2"}');
 ROLLBACK;
 \set VERBOSITY default
 -- Each claim is inserted once, and a replay never, under any policy: no dead rows.  No plan reads
@@ -385,6 +385,17 @@ ROLLBACK TO s;
 SELECT idem_complete('u', 'mine', '"by name"');
 COMMIT;
 SELECT idem_result('u', 'theirs') IS NULL AS untouched, idem_result('u', 'mine');
+-- A note that says where the row of another transaction is
+BEGIN;
+SELECT idem_claim('u', 'mine, too');
+SELECT set_config('idem_held.latest', '+' || ctid || E'\t' || array_to_json(ARRAY[user_id, request_id, scope]), true) LIKE '%theirs%' AS forged
+FROM idem_claims WHERE request_id = 'theirs';
+SAVEPOINT s;
+SELECT idem_complete('"forged"');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_result('u', 'theirs') IS NULL AS untouched;
+ROLLBACK;
 -- A note of another transaction, and one of a claim that was undone
 BEGIN;
 SELECT idem_claim('u', 'noted');
