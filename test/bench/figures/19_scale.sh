@@ -4,7 +4,7 @@
 # live claims. Request ids are random (UUIDv4), so each claim reads and changes pages anywhere in
 # the index of keys. In full mode this takes more than an hour, 60 GB of disk, and 16 GB of
 # memory to be worth anything; so it is measured only when it is named. quick has 5 minutes
-# instead of an hour: 6 million claims.
+# instead of an hour: 6 million claims. The load lasts 20 minutes (quick: 2), or SCALE_SECONDS.
 #
 # One side after the other: the table is filled by direct inserts, in the order of time, then the
 # indexes are made. The oldest row expires when the load begins, and from then on as many expire
@@ -165,7 +165,7 @@ measure()
 
 	rate=$(size 2000 20000 20000)
 	ttl=$(size 10 300 3600)
-	seconds=$(size 8 120 1200)
+	seconds=${SCALE_SECONDS:-$(size 8 120 1200)}
 	# A minute's pause of autovacuum is the server's default.
 	setting synchronous_commit=off idem.ttl="${ttl}s" log_autovacuum_min_duration=0 \
 		checkpoint_timeout=5min max_wal_size=16GB autovacuum_naptime="$(size 2s 15s 1min)"
