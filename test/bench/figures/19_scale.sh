@@ -133,7 +133,7 @@ measure_scale()
 
 	[ "$1" != idem ] || table=idem_claims
 	create_load
-	begins=$(value "SELECT date_trunc('second', now()) + interval '$((2 + rate * ttl / 130000)) s'")
+	begins=$(value "SELECT date_trunc('second', now()) + interval '$((2 + rate * ttl / 200000)) s'")
 	fill "$1"
 	setting autovacuum=on
 	[ "$1" != idem ] || cleaning_on
