@@ -26,10 +26,10 @@
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
- * It calls idem__raise(), idem__policy_of(), idem__is_ours() and idem__has_key() of that
- * file, and declares idem__is_ours() immutable.  It also relies on two rules of that file: a
- * query of idem_claims names the user whose claims it reads, and an update of idem_claims
- * calls no volatile function.
+ * It calls idem__raise(), idem__policy_of(), idem__is_ours(), idem__order_of() and
+ * idem__has_key() of that file, and declares idem__is_ours() immutable.  It also relies on two
+ * rules of that file: a query of idem_claims names the user whose claims it reads, and an
+ * update of idem_claims calls no volatile function.
  *
  * Tokens.  A lock of the key orders the holders on one node only.  So a claimant draws its
  * token when its transaction has written the row: the holder before has ended by then, and had
@@ -234,7 +234,7 @@ BEGIN
 	RETURN QUERY SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	ORDER BY @extschema@.idem__is_ours(c.xmin) DESC LIMIT 1;
+	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1;
 END
 $$;
 
