@@ -6,7 +6,7 @@
  * A transaction is one call of a stored procedure, as a prepared statement.  With the
  * guard in Redis it is the usual sequence: SET key PENDING NX EX, the call, SET key
  * RESULT EX.  Everything else is the same on all sides: each request has an id of its
- * own, a version 7 UUID, also if no guard uses it.
+ * own, a UUID of the version that is asked for, also if no guard uses it.
  *
  * Each thread has its own connections to the server and to Redis.  An error ends the
  * program: a rate that includes errors means nothing.
@@ -51,6 +51,7 @@ typedef struct Request
 
 static int	scale;
 static int	seconds;
+static int	uuid_version;		/* 4 or 7 */
 static pthread_barrier_t ready;
 
 static void
@@ -74,18 +75,24 @@ clock_seconds(clockid_t clock)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* RFC 9562: 48 bits of milliseconds, version and variant, and 74 random bits */
+/*
+ * RFC 9562: random bits, but for version and variant; version 7 begins with 48 bits of
+ * milliseconds.
+ */
 static void
-make_uuidv7(char *id, const unsigned char *chance)
+make_uuid(char *id, const unsigned char *chance)
 {
 	uint64_t	ms = (uint64_t) (clock_seconds(CLOCK_REALTIME) * 1000);
 	unsigned char uuid[16];
 	int			length = 0;
 
 	memcpy(uuid, chance, sizeof(uuid));
-	for (int i = 0; i < 6; i++)
-		uuid[i] = ms >> (8 * (5 - i));
-	uuid[6] = 0x70 | (uuid[6] & 0x0f);
+	if (uuid_version == 7)
+	{
+		for (int i = 0; i < 6; i++)
+			uuid[i] = ms >> (8 * (5 - i));
+	}
+	uuid[6] = (uuid_version << 4) | (uuid[6] & 0x0f);
 	uuid[8] = 0x80 | (uuid[8] & 0x3f);
 	for (int i = 0; i < 16; i++)
 		length += sprintf(id + length, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
@@ -109,7 +116,7 @@ make_request(Request *request)
 	snprintf(request->branch, sizeof(request->branch), "%u", chance.branch % scale + 1);
 	snprintf(request->teller, sizeof(request->teller), "%u", chance.teller % (TELLERS * scale) + 1);
 	snprintf(request->delta, sizeof(request->delta), "%d", (int) (chance.delta % 10001) - 5000);
-	make_uuidv7(request->id, chance.id);
+	make_uuid(request->id, chance.id);
 }
 
 static void
@@ -203,20 +210,23 @@ main(int argc, char **argv)
 	double		took;
 	long		done = 0;
 
-	if (argc != 6 && argc != 7)
-		fail("usage: %s CONNINFO PROCEDURE CLIENTS SCALE SECONDS [REDIS-SOCKET]", argv[0]);
+	if (argc != 7 && argc != 8)
+		fail("usage: %s CONNINFO PROCEDURE CLIENTS SCALE SECONDS UUID-VERSION [REDIS-SOCKET]", argv[0]);
 	clients = atoi(argv[3]);
 	scale = atoi(argv[4]);
 	seconds = atoi(argv[5]);
+	uuid_version = atoi(argv[6]);
 	if (clients < 1 || scale < 1 || seconds < 1)
 		fail("CLIENTS, SCALE and SECONDS are numbers from 1 on");
+	if (uuid_version != 4 && uuid_version != 7)
+		fail("UUID-VERSION is 4 or 7");
 
 	client = calloc(clients, sizeof(Client));
 	if (client == NULL || pthread_barrier_init(&ready, NULL, clients + 1) != 0)
 		fail("out of memory");
 	for (int i = 0; i < clients; i++)
 	{
-		connect_client(&client[i], argv[1], argv[2], argc == 7 ? argv[6] : NULL);
+		connect_client(&client[i], argv[1], argv[2], argc == 8 ? argv[7] : NULL);
 		errno = pthread_create(&client[i].thread, NULL, run, &client[i]);
 		if (errno != 0)
 			fail("pthread_create: %s", strerror(errno));
