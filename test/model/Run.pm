@@ -590,6 +590,8 @@ sub is_refused_for_now
 # - In serializable transactions the reads of the portable edition also lock index pages.
 # - A serializable claim that waits for a moment, of a request that was removed after the snapshot
 #	and is being claimed again: the C edition answers, the portable one can raise 40001.
+# - A claim that waits for a lease, under a snapshot that is older than a change of that lease: it
+#	raises 40001 as soon as it looks again. The clock decides whether a cancel comes first.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
@@ -600,6 +602,7 @@ sub known_difference
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
 	return unless $step && $self->snapshot_is_old($step->{slot});
 	return 'roll back' if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && is_refused_for_now($reply{c});
+	return 'roll back' if $step->{kind} eq 'claim' && join(' ', sort map { $_->{error} ? $_->{error}{C} : '' } @replies) eq '40001 57014';
 	return unless $step->{kind} eq 'clean';
 	return 'roll back' if $error && $error->{C} eq '40001';
 	return 'roll back' if !$error && !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
