@@ -361,7 +361,7 @@ BEGIN
 	END IF;
 	BEGIN
 		named := substr(latest, 3);
-	EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
+	EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range OR untranslatable_character OR statement_too_complex THEN
 		RETURN false;			-- a forged note
 	END;
 	of_scope := named ->> 2;

@@ -1084,9 +1084,11 @@ $$;
 -- function asks for the status of older ids only, those before the end of the snapshot.  A visible
 -- row with a later xmin is ours; or it is frozen, and its xmin is from before the ids wrapped around.
 -- Such an xmin, if it was not assigned again yet, is greater than all ids of ours.
+-- It is STABLE because the server begins a new command for a volatile one, which a parallel query
+-- of CREATE TABLE AS or REFRESH MATERIALIZED VIEW cannot do.
 CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid)
 RETURNS int8
-LANGUAGE plpgsql
+LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
 	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
@@ -1115,7 +1117,7 @@ DECLARE
 BEGIN
 	BEGIN
 		named := held;
-	EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
+	EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range OR untranslatable_character OR statement_too_complex THEN
 		RETURN;
 	END;
 	key := ROW (named ->> 0, named ->> 1, named ->> 2)::@extschema@.idem__key;

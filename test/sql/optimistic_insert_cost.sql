@@ -95,5 +95,12 @@ SELECT * FROM claim_all('f ', 200);
 SELECT * FROM claim_all('f ', 200);
 TRUNCATE idem_claims;
 DROP INDEX idem_claims_expires_at_idx;
+-- An index of another table is none of ours.
+CREATE TABLE regress_idem_other (LIKE idem_claims);
+CREATE INDEX idem_claims_expires_at_idx ON regress_idem_other (expires_at);
+SELECT idem_claim('u', 'beside another table');
+SELECT idem_cleanup();
+DROP TABLE regress_idem_other;
+TRUNCATE idem_claims;
 CREATE INDEX idem_claims_expires_at_idx ON idem_claims (expires_at);
 DROP FUNCTION claim_all;

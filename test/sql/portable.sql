@@ -171,6 +171,7 @@ ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
 SELECT idem_claim('u', 'common'), idem_status(), idem_claim('u', 'common'), idem_status();
 SELECT * FROM locks_of_scopes;
 SELECT outcome, result, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'common', fingerprint => 'f');
+SELECT * FROM idem_claim_many('{u,u}', '{"common 1","common 2"}');
 \set VERBOSITY sqlstate
 SAVEPOINT s;
 SELECT idem_claim('u', 'not common', 'has a row');
@@ -396,6 +397,17 @@ SELECT idem_complete('"forged"');
 \echo :SQLSTATE
 ROLLBACK TO s;
 SELECT idem_result('u', 'theirs') IS NULL AS untouched;
+ROLLBACK;
+-- A note that is a number, and too large for one
+BEGIN;
+SELECT set_config('idem_held.recent', '1e1000000', true) IS NOT NULL AS forged;
+SELECT idem_claim_many('{u,u}', '{"mine 1","mine 2"}');
+SAVEPOINT s;
+SELECT idem_complete('"of two"');
+ROLLBACK TO s;
+SELECT idem_complete('u', 'mine 1', '1');
+SELECT idem_complete('2');
+SELECT idem_result('u', 'mine 2');
 ROLLBACK;
 -- A note of another transaction, and one of a claim that was undone
 BEGIN;

@@ -104,6 +104,13 @@ SELECT idem_claim('parallel', '8'), idem_complete('"eight"');
 :QUERY ORDER BY 1;
 COMMIT;
 :QUERY ORDER BY 1;
+-- So it does where the answers go into a table.
+CREATE TABLE answers AS :QUERY;
+CREATE MATERIALIZED VIEW answers_again AS :QUERY WITH NO DATA;
+REFRESH MATERIALIZED VIEW answers_again;
+SELECT count(*) AS answers FROM answers JOIN answers_again USING (id);
+DROP TABLE answers;
+DROP MATERIALIZED VIEW answers_again;
 DROP FUNCTION is_parallel;
 CREATE FUNCTION claim_unsafely(text) RETURNS bool LANGUAGE plpgsql PARALLEL SAFE COST 100000
 AS $$ BEGIN RETURN idem_claim('unsafe', $1); END $$;
