@@ -1,15 +1,16 @@
 -- What the clients of a storm work with, in each edition's database.
 
+-- A storm lasts up to an hour: what lives for a day is there at its end.
 INSERT INTO idem_scopes (scope, ttl, failed, expired) VALUES
 	('brief', '2 s', 'terminal', 'reclaim'),
 	('guard', '2 s', 'terminal', 'protect'),
 	('retry', '2 s', 'retryable', 'protect'),
 	('leases', '3 s', 'terminal', 'protect'),
-	('found', '1 h', 'terminal', 'protect'),
+	('found', '1 day', 'terminal', 'protect'),
 	('batch', '2 s', 'terminal', 'protect'),
-	('long', '1 h', 'terminal', 'protect'),
+	('long', '1 day', 'terminal', 'protect'),
 	('call', '2 s', 'terminal', 'reclaim'),
-	('sink', '1 h', 'terminal', 'protect');
+	('sink', '1 day', 'terminal', 'protect');
 -- As if this scope had always existed: guarded_since can only be set by a replica.
 SET session_replication_role = replica;
 INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('timed', '2 s', 'uuidv7', '-infinity');
