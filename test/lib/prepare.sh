@@ -262,6 +262,7 @@ remove_workspace()
 			</dev/null >/dev/null 2>&1 || true
 	done
 	rm -rf "$workspace"
+	workspace=
 }
 
 # Copies the server into the workspace, and uses the copy from then on: for a library that other
