@@ -144,7 +144,7 @@ compare_with_hand_written()
 {
 	local rate round side synchronous version
 
-	for round in $(seq "$(size 1 0 16)"); do
+	for round in $(seq "$(size 1 0 17)"); do
 		for version in 7 4; do
 			for synchronous in on off; do
 				for side in $(sides "$round" idem hand_written); do
