@@ -171,6 +171,8 @@ ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
 SELECT idem_claim('u', 'common'), idem_status(), idem_claim('u', 'common'), idem_status();
 SELECT * FROM locks_of_scopes;
 SELECT outcome, result, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'common', fingerprint => 'f');
+-- A batch at once, not by element
+ALTER FUNCTION idem__claim_element RENAME TO idem__claim_element_away;
 SELECT * FROM idem_claim_many('{u,u}', '{"common 1","common 2"}');
 \set VERBOSITY sqlstate
 SAVEPOINT s;
