@@ -19,12 +19,13 @@ use Torture;
 
 seed();
 my $cycles = quick_or_full(1, 50);
+# pg_rewind copies all WAL that the new primary keeps: enough for a cycle of a slow machine, and no more.
 my $settings = q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
 max_prepared_transactions = 150
 wal_log_hints = on
-wal_keep_size = '1GB'
+wal_keep_size = '320MB'
 synchronous_commit = on
 fsync = off
 deadlock_timeout = '100ms'
@@ -137,6 +138,7 @@ for my $cycle (1 .. $cycles)
 		fail("cycle $cycle: the old primary follows the new one");
 		last;
 	}
+	note(sprintf("cycle %d: %.1f s without a primary, ended after %.0f s", $cycle, $down, time - $^T));
 	$longest = $down if $down > $longest;
 	$done++;
 	($primary, $standby) = ($standby, $primary);
