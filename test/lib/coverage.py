@@ -25,6 +25,7 @@ RACE = 'another session acts within microseconds, between two looks'
 CLOCK = 'a clock that is set back'
 FULL = 'more than 256 databases'
 NEW = 'PostgreSQL 17 or later'
+LAUNCHERS = 'a launcher that ends at once, or two that start together'
 LONG = 'a run of a worker that takes a minute, or sees a reload'
 FUNCTIONS = {
     ('backlog.c', 'idem_backlog_done'): CLOCK,
@@ -34,6 +35,7 @@ FUNCTIONS = {
     ('catalog.c', 'idem_refuse_distributed'): CITUS,
     ('claim.c', 'promise'): RACE,
     ('claim.c', 'discard_answer'): 'a request in progress that has a result: made by hand',
+    ('compat.h', 'idem_index_insert_cleanup'): NEW,
     ('compat.h', 'idem_named_segment'): NEW,
     ('holder.c', 'idem_find_row'): RACE,
     ('launcher.c', 'idem_launcher_start'): NEW,
@@ -46,9 +48,10 @@ FUNCTIONS = {
     ('settle.c', 'idem_settle'): RACE,
     ('shared.c', 'idem_shared_attach'): NEW,
     ('start_worker.c', 'start_database'): FULL,
-    ('start_worker.c', 'start_launcher'): 'a launcher that ends at once, or two that start together',
+    ('start_worker.c', 'start_launcher'): LAUNCHERS,
     ('stats.c', 'create_slot'): FULL,
     ('stats.c', 'forget_dropped_databases'): FULL,
+    ('stats.c', 'idem_stats_attach_launcher'): LAUNCHERS,
     ('stats.c', 'idem_stats_attach_worker'): FULL,
     ('stats.c', 'idem_stats_publish_cleanup'): FULL,
     ('stats.c', 'idem_stats_publish_error'): FULL,
@@ -58,6 +61,8 @@ FUNCTIONS = {
     ('stats.c', 'publish_pending'): FULL,
     ('store.c', 'running_locker'): RACE,
     ('store_open.c', 'idem_store_open_to_read'): RACE,
+    ('store_open.c', 'is_by_expiry'): RACE,
+    ('store_open.c', 'open_kept_store'): RACE,
     ('store_open.c', 'idem_store_is_of_unsettled'): RACE,
     ('wait.c', 'forget_lock_timeout'): RACE,
     ('wait.c', 'idem_wait_for_transaction'): RACE,

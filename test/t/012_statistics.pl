@@ -141,6 +141,9 @@ my $before = query('SELECT rows_deleted, batches FROM idem_stat_cleanup');
 my ($rows, $batches) = split(/\|/, $before);
 query('BEGIN; SAVEPOINT s; SELECT idem_cleanup(1); RELEASE s; SELECT idem_cleanup(1); COMMIT');
 stat_is($rows_and_batches, join('|', $rows + 2, $batches + 2, 'f'), 'a savepoint that is released counts');
+insert_expired(1);
+query(q{BEGIN; SELECT idem_claim('user', 'before the savepoint'); SAVEPOINT s; SELECT idem_cleanup(); RELEASE s; COMMIT});
+stat_is($rows_and_batches, join('|', $rows + 3, $batches + 3, 'f'), 'also after a claim');
 
 # ----- metrics -----
 

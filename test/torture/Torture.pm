@@ -14,6 +14,9 @@ use Test::More;
 
 our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases faults_in);
 
+# A test that takes too long is terminated: it then stops its servers.
+$SIG{TERM} = sub { die "terminated\n" };
+
 my $seed;
 
 sub is_full
