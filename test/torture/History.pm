@@ -21,10 +21,19 @@
 # ops, in the order of a transaction, times in seconds of one clock:
 #	[append => list, element, sent, received, undone]
 #	[read => list, 'element,element', sent, received]
-#	[claimed => claim, label or '' for a marker, sent, received, undone, undef, undef, element of "x CLAIM"]
-#	[write => lease, label, sent, received, undone, token, step]; step 'released' is a release
+#	[claimed => claim, label or '' for a marker, sent, received, undone, became, element of "x CLAIM"]
+#	[write => lease, label, sent, received, undone, became, token, step]; step 0 is the claim
 #	[told => claim, label; '' for a marker; undef for "not there", sent, received, is_successor]
 # undone: when the transaction rolled back to a savepoint before this op; undef: it did not.
+#
+# became: what the row is from that version on, and so whether the request may be claimed again. Nothing
+# is forgotten in a history, and nothing expires.
+#	completed	never again
+#	failed		never again: the scope's failures are terminal
+#	retryable	failed; the next claim executes the request again, and is told the progress
+#	live		under a lease that ends after the history
+#	lapsing		under a lease that can end at any time
+#	released	the next claim executes the request
 #
 # Dependencies of committed transactions: ww, the next version; wr, a version and its reader; rw,
 # a reader and the writer of the next version. Anomalies:
@@ -37,11 +46,13 @@
 #	G2               any cycle
 #	dirty            a read of what its writer had not yet asked to commit
 #	stale            a read that misses what was committed before it began
-#	order            reads of one list that contradict each other
+#	order            reads of one list that contradict each other; a version written after a later one was
+#	                 committed
 #	lost write       a committed element is missing at the end
 #	internal         a transaction does not see its own writes
-#	executed twice   two committed executions of a request that may have one
-#	held twice       two transactions were told at the same time that a request is theirs
+#	executed twice   a request was claimed, or written otherwise, after it had ended for good
+#	held twice       two transactions were told at the same time that a request is theirs; a live lease was
+#	                 taken over
 #	lost progress    the successor of a holder was not told what the holder recorded last
 
 package History;
@@ -96,8 +107,8 @@ sub found
 }
 
 # Who wrote which version, and where it is in the order of its object's versions. Fills
-#	written{object}{label}   [transaction, undone]
-#	versions{object}         [[label, transaction], ...], of committed transactions
+#	written{object}{label}   [transaction, op]
+#	versions{object}         [[label, transaction, op], ...], of committed transactions
 #	place{object}{label}     index in it
 sub index_versions
 {
@@ -115,10 +126,8 @@ sub index_versions
 			# There is one marker at most.
 			push @{ $self->{markers}{$object} }, $transaction if $is_claim && $label eq '' && !$op->[5] && $transaction->{ok};
 			$label = "marker of $transaction->{id}" if $is_claim && $label eq '';
-			$written{$object}{$label} = [ $transaction, $op->[5] ];
-			next if !$transaction->{ok} || $op->[5];
-			push @{ $ordered{$object} }, [ $label, $transaction, @$op[ 6, 7, 8 ] ] if $kind ne 'append';
-			push @{ $self->{executions}{$object} }, $transaction if $is_claim;
+			$written{$object}{$label} = [ $transaction, $op ];
+			push @{ $ordered{$object} }, [ $label, $transaction, $op ] if $kind ne 'append' && $transaction->{ok} && !$op->[5];
 		}
 	}
 	for my $list (keys %{ $self->{final} })
@@ -127,13 +136,13 @@ sub index_versions
 		{
 			my $writer = $written{$list}{$element};
 
-			if (!$writer || !$writer->[0]{ok} || $writer->[1])
+			if (!is_committed($writer))
 			{
 				$self->found(G1a => "$list at the end has $element, which nobody committed");
 				next;
 			}
 			$self->found(order => "$list at the end has $element twice") if defined $place{$list}{$element};
-			push @{ $versions{$list} }, [ $element, $writer->[0] ];
+			push @{ $versions{$list} }, [ $element, @$writer ];
 			$place{$list}{$element} = $#{ $versions{$list} };
 		}
 	}
@@ -141,33 +150,69 @@ sub index_versions
 	{
 		for my $element (keys %{ $written{$list} })
 		{
-			my ($transaction, $undone) = @{ $written{$list}{$element} };
+			my $writer = $written{$list}{$element};
 
-			$self->found('lost write' => "$element of $transaction->{id} is missing in $list")
-			  if $transaction->{ok} && !$undone && !defined $place{$list}{$element};
+			$self->found('lost write' => "$element of $writer->[0]{id} is missing in $list")
+			  if is_committed($writer) && !defined $place{$list}{$element};
 		}
 	}
 	for my $object (keys %ordered)
 	{
 		my @versions = @{ $ordered{$object} };
 
-		# A lease: by token and step. A claim: by the list of its executions
-		if (defined $versions[0][2])
+		if ($versions[0][2][0] eq 'write')
 		{
-			@versions = sort { $a->[2] <=> $b->[2] || ($a->[3] eq 'released' ? 1e9 : $a->[3]) <=> ($b->[3] eq 'released' ? 1e9 : $b->[3]) } @versions;
+			@versions = sort { $a->[2][7] <=> $b->[2][7] || $a->[2][8] <=> $b->[2][8] } @versions;
 		}
 		else
 		{
 			my $rank = $place{"x $object"} // {};
-			@versions = sort { ($rank->{ $a->[4] } // 1e9) <=> ($rank->{ $b->[4] } // 1e9) } @versions;
-			$self->found('executed twice' => "$object: " . join ', ', map { $_->[1]{id} } @versions)
-			  if @versions > 1 && $object !~ /^retry/;
+			@versions = sort { ($rank->{ $a->[2][7] } // 1e9) <=> ($rank->{ $b->[2][7] } // 1e9) } @versions;
 		}
 		$versions{$object} = \@versions;
 		$place{$object}{ $versions[$_][0] } = $_ for 0 .. $#versions;
 	}
 	@$self{qw(written versions place)} = (\%written, \%versions, \%place);
 	return;
+}
+
+# writer: an element of "written", or undef
+sub is_committed
+{
+	my ($writer) = @_;
+
+	return $writer && $writer->[0]{ok} && !$writer->[1][5];
+}
+
+# What the row is from this version of a claim or lease on
+sub became
+{
+	my ($version) = @_;
+
+	return $version->[2][6] // '';
+}
+
+sub has_ended
+{
+	my ($version) = @_;
+
+	return became($version) =~ /^(?:completed|failed)$/;
+}
+
+# The released row is another object than the next one.
+sub is_released
+{
+	my ($version) = @_;
+
+	return became($version) eq 'released';
+}
+
+# A claim: of a transaction, or with a lease
+sub is_claim
+{
+	my ($op) = @_;
+
+	return $op->[0] eq 'claimed' || ($op->[0] eq 'write' && $op->[8] == 0);
 }
 
 sub edge
@@ -179,14 +224,6 @@ sub edge
 	$self->{why}{"$from->{number} $to->{number}"} //= "$type of $object";
 	push @{ $self->{claim_edges}[ $from->{number} ] }, $to->{number} if $object !~ /^[kx] /;
 	return;
-}
-
-# The released row is another object than the next one.
-sub is_released
-{
-	my ($version) = @_;
-
-	return defined $version->[3] && $version->[3] eq 'released';
 }
 
 # A transaction has seen the version at this index of the object's versions; -1: none was there
@@ -238,7 +275,7 @@ sub check_read
 		for my $element (split /,/, $value)
 		{
 			my $writer = $self->{written}{$list}{$element};
-			if (!$writer || !$writer->[0]{ok} || $writer->[1])
+			if (!is_committed($writer))
 			{
 				$self->found(G1a => "$transaction->{id} saw $element in $list, which was rolled back");
 				return;
@@ -284,12 +321,19 @@ sub check_told
 	}
 	my $writer = $self->{written}{$object}{$label};
 	return if $writer && $writer->[0] == $transaction;
-	if (!$writer || !$writer->[0]{ok} || $writer->[1])
+	if (!is_committed($writer))
 	{
 		$self->found(G1a => "$transaction->{id} was told $label of $object, which was rolled back");
 		return;
 	}
 	my $index = $self->{place}{$object}{$label};
+	# A failure keeps the progress, which the successor is told. The failing transaction holds the row's lock
+	# until it commits, so a successor that is answered before has not seen the failure.
+	if ($is_successor && $index < $#$versions)
+	{
+		my $failure = $versions->[ $index + 1 ];
+		$index++ if became($failure) eq 'retryable' && $op->[4] >= $failure->[1]{ending};
+	}
 	if ($index < $#$versions && $versions->[$index][1] == $versions->[ $index + 1 ][1] && $versions->[$index][1] != $transaction)
 	{
 		$self->found(G1b => "$transaction->{id} was told $label of $object, which was not the last of $writer->[0]{id}");
@@ -304,6 +348,57 @@ sub check_told
 	return;
 }
 
+# Versions that may not follow each other
+sub check_versions
+{
+	my ($self) = @_;
+
+	for my $object (keys %{ $self->{versions} })
+	{
+		my $versions = $self->{versions}{$object};
+		my $later;
+
+		for my $at (reverse 0 .. $#$versions)
+		{
+			my ($version, $next) = @$versions[ $at, $at + 1 ];
+			my (undef, $transaction, $op) = @$version;
+
+			$self->found(order => "$transaction->{id} wrote version $at of $object after $later->{id} had committed a later one")
+			  if $later && $later->{ended} < $op->[3];
+			$later = $transaction if !$later || $transaction->{ended} < $later->{ended};
+			next if !$next;
+			$self->found('executed twice' => "$object: $next->[1]{id} wrote it after $transaction->{id}, which had " . became($version) . ' it')
+			  if has_ended($version);
+			$self->found('held twice' => "$object: $next->[1]{id} took the lease of $transaction->{id} over, which was live")
+			  if became($version) eq 'live' && $next->[2][7] != $op->[7];
+		}
+	}
+	return;
+}
+
+# A transaction was told that a request is its own. Also if it rolled back later, that was wrong where
+# the request had ended before, or had a live lease all the time.
+sub check_claim
+{
+	my ($self, $transaction, $op) = @_;
+	my $object = $op->[1];
+	my ($sent, $received) = @$op[ 3, 4 ];
+	my $versions = $self->{versions}{$object} // [];
+
+	for my $at (0 .. $#$versions)
+	{
+		my ($version, $next) = @$versions[ $at, $at + 1 ];
+		my $before = $version->[1];
+
+		next if $before == $transaction || $before->{ended} >= $sent;
+		$self->found('executed twice' => "$object: $transaction->{id} was told that it is not, after $before->{id} had " . became($version) . ' it')
+		  if has_ended($version);
+		$self->found('held twice' => "$object: $transaction->{id} claimed it under the live lease of $before->{id}")
+		  if became($version) eq 'live' && (!$next || $next->[2][3] > $received);
+	}
+	return;
+}
+
 # A request is held from the answer until the holder asks to commit, or rolls back.
 sub check_holders
 {
@@ -312,9 +407,10 @@ sub check_holders
 
 	for my $transaction (@{ $self->{transactions} })
 	{
-		for my $op (grep { $_->[0] eq 'claimed' } @{ $transaction->{ops} })
+		for my $op (grep { is_claim($_) } @{ $transaction->{ops} })
 		{
-			push @{ $holders{ $op->[1] } }, [ $op->[4], $op->[5] // $transaction->{ending}, $transaction, $op->[3] ];
+			push @{ $holders{ $op->[1] } }, [ $op->[4], $op->[5] // $transaction->{ending}, $transaction ];
+			$self->check_claim($transaction, $op);
 		}
 	}
 	for my $object (keys %holders)
@@ -325,15 +421,6 @@ sub check_holders
 		{
 			$self->found('held twice' => "$object: $before->[2]{id} and $holder->[2]{id}") if $before && $before->[2] != $holder->[2] && $holder->[0] < $before->[1];
 			$before = $holder;
-		}
-		next if $object =~ /^retry/;
-		for my $executed (@{ $self->{executions}{$object} // [] })
-		{
-			for my $holder (@{ $holders{$object} })
-			{
-				$self->found('executed twice' => "$object: $holder->[2]{id} was told that it is not, after $executed->{id}")
-				  if $holder->[2] != $executed && $holder->[3] > $executed->{ended};
-			}
 		}
 	}
 	return;
@@ -442,9 +529,10 @@ sub check
 	my ($self) = @_;
 	my $number = 0;
 
-	@$self{qw(found edges why claim_edges markers executions)} = ({}, { ww => [], wr => [], rw => [] }, {}, [], {}, {});
+	@$self{qw(found edges why claim_edges markers)} = ({}, { ww => [], wr => [], rw => [] }, {}, [], {});
 	$_->{number} = $number++ for @{ $self->{transactions} };
 	$self->index_versions;
+	$self->check_versions;
 	for my $object (keys %{ $self->{versions} })
 	{
 		my $versions = $self->{versions}{$object};

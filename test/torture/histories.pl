@@ -56,8 +56,23 @@ sub found_in
 
 sub claimed
 {
-	my ($object, $label, $element, $undone) = @_;
-	return [ claimed => $object, $label, $undone, undef, undef, $element ];
+	my ($object, $label, $element, $became) = @_;
+	return [ claimed => $object, $label, undef, $became // 'completed', $element ];
+}
+
+# A transaction that executes "once r" or "retry r"
+sub executed
+{
+	my ($id, $ok, $object, $became) = @_;
+	return made($id, $ok, claimed($object, "l$id", "e$id", $became), [ append => "x $object", "e$id" ]);
+}
+
+# A transaction that claims the lease, after it was told the label of its predecessor, or writes it otherwise
+sub leased
+{
+	my ($id, $ok, $label, $became, $token, $step, $predecessor) = @_;
+	my @told = defined $predecessor ? ([ told => 'lease r', $predecessor, 1 ]) : ();
+	return made($id, $ok, @told, [ write => 'lease r', $label, undef, $became, $token, $step ]);
 }
 
 for (
@@ -66,7 +81,7 @@ for (
 			return (made('A', 1, [ append => 'k x', 'a' ], claimed('once r', 'la', 'ea'), [ append => 'x once r', 'ea' ]),
 				made('B', 1, [ read => 'k x', 'a' ], [ append => 'k x', 'b' ], [ told => 'once r', 'la' ], [ read => 'k x', 'a,b' ]));
 		} ],
-	[ 'dirty writes', 'G0, G1c, G2, G-SI', { 'k x' => 'a,b', 'k y' => 'b2,a2' },
+	[ 'dirty writes', 'G0, G1c, G2, G-SI, order', { 'k x' => 'a,b', 'k y' => 'b2,a2' },
 		sub { return (made('A', 1, [ append => 'k x', 'a' ], [ append => 'k y', 'a2' ]), made('B', 1, [ append => 'k x', 'b' ], [ append => 'k y', 'b2' ])) } ],
 	[ 'a read of what was rolled back', 'G1a', { 'k x' => '' },
 		sub { return (made('A', 0, [ append => 'k x', 'a' ]), made('B', 1, [ read => 'k x', 'a' ])) } ],
@@ -114,14 +129,69 @@ for (
 		sub { return (made('A', 1, 5, claimed('once r', 'la', 'ea'), [ append => 'x once r', 'ea' ]), made('B', 1, 6, [ told => 'once r', 'la' ])) } ],
 	[ 'a successor that is told old progress', 'G2, G-SI, lost progress, stale', {},
 		sub {
-			return (made('A', 1, [ write => 'lease r', 'p1', undef, 1, 0 ]), made('B', 1, [ write => 'lease r', 'p2', undef, 1, 1 ]),
-				made('C', 1, [ told => 'lease r', 'p1', 1 ], [ write => 'lease r', 'p3', undef, 2, 0 ]));
+			return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'lapsing', 1, 1), leased('C', 1, 'p3', 'live', 2, 0, 'p1'));
 		} ],
-	[ 'tokens that fall', 'G1c, G2, G-SI', {},
+	[ 'tokens that fall', 'G1c, G2, G-SI, order', {}, sub { return (leased('A', 1, 'p1', 'lapsing', 2, 0), leased('C', 1, 'p2', 'lapsing', 1, 0, 'p1')) } ],
+	# What may be claimed again
+	[ 'a completed request of a retryable scope that is executed again', 'executed twice', { 'x retry r' => 'eA,eB' },
+		sub { return (executed('A', 1, 'retry r', 'completed'), executed('B', 1, 'retry r', 'completed')) } ],
+	[ 'the same, after a failure', 'executed twice', { 'x retry r' => 'eA,eB,eC' },
+		sub { return (executed('A', 1, 'retry r', 'retryable'), executed('B', 1, 'retry r', 'completed'), executed('C', 1, 'retry r', 'retryable')) } ],
+	[ 'the same, rolled back', 'executed twice', { 'x retry r' => 'eA' },
+		sub { return (executed('A', 1, 'retry r', 'completed'), executed('B', 0, 'retry r', 'completed')) } ],
+	[ 'the same within a transaction', 'executed twice', { 'x retry r' => 'ea,eb' },
 		sub {
-			return (made('A', 1, [ write => 'lease r', 'p1', undef, 2, 0 ]),
-				made('C', 1, [ told => 'lease r', 'p1' ], [ write => 'lease r', 'p2', undef, 1, 0 ]));
-		} ])
+			return made('A', 1, claimed('retry r', 'la', 'ea'), [ append => 'x retry r', 'ea' ], claimed('retry r', 'lb', 'eb'), [ append => 'x retry r', 'eb' ]);
+		} ],
+	[ 'a retryable failure that is claimed again', '', { 'x retry r' => 'eA,eC' },
+		sub {
+			return (executed('A', 1, 'retry r', 'retryable'), executed('B', 0, 'retry r', 'completed'), executed('C', 1, 'retry r', 'completed'),
+				made('D', 1, [ told => 'retry r', 'lC' ]));
+		} ],
+	[ 'a terminal failure that is claimed again', 'executed twice', { 'x once r' => 'eA,eB' },
+		sub { return (executed('A', 1, 'once r', 'failed'), executed('B', 1, 'once r', 'completed')) } ],
+	[ 'the same, rolled back', 'executed twice', { 'x once r' => 'eA' },
+		sub { return (executed('A', 1, 'once r', 'failed'), executed('B', 0, 'once r', 'completed')) } ],
+	[ 'a completed lease that is claimed again', 'executed twice', {},
+		sub {
+			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1), leased('C', 1, 'p3', 'lapsing', 2, 0),
+				leased('D', 1, 'p4', 'completed', 2, 1));
+		} ],
+	[ 'the same, rolled back', 'executed twice', {},
+		sub { return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1), leased('C', 0, 'p3', 'lapsing', 2, 0)) } ],
+	[ 'a lease that failed for good and is claimed again', 'executed twice', {},
+		sub { return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'failed', 1, 1), leased('C', 1, 'p3', 'lapsing', 2, 0)) } ],
+	[ 'a lease with a retryable failure that is claimed again', '', {},
+		sub {
+			return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'retryable', 1, 1), leased('C', 1, 'p3', 'live', 2, 0, 'p1'),
+				leased('D', 1, 'p4', 'completed', 2, 1));
+		} ],
+	[ 'a completed lease that is extended', 'executed twice', {},
+		sub { return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1), leased('C', 1, 'p3', 'lapsing', 1, 2)) } ],
+	[ 'a completed lease that is released', 'executed twice', {},
+		sub { return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1), leased('C', 1, 'p3', 'released', 1, 2)) } ],
+	[ 'a released lease that is claimed again', '', {},
+		sub {
+			return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'released', 1, 1), leased('C', 1, 'p3', 'live', 2, 0),
+				leased('D', 1, 'p4', 'failed', 2, 1));
+		} ],
+	[ 'a lapsed lease that is taken over', '', {},
+		sub {
+			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 0, 'p2', 'lapsing', 2, 0, 'p1'), leased('C', 1, 'p3', 'lapsing', 3, 0, 'p1'),
+				leased('D', 1, 'p4', 'completed', 3, 1));
+		} ],
+	[ 'a lapsed lease that its holder completes', '', {}, sub { return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1)) } ],
+	[ 'a live lease that is taken over', 'held twice', {}, sub { return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'live', 2, 0, 'p1')) } ],
+	[ 'the same, rolled back', 'held twice', {}, sub { return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 0, 'p2', 'live', 2, 0, 'p1')) } ],
+	[ 'a lease that is extended after it was taken over', 'order', {},
+		sub { return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'live', 2, 0), leased('C', 1, 'p3', 'lapsing', 1, 1)) } ],
+	[ 'a lease that is settled by two tokens', 'executed twice, order', {},
+		sub {
+			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'live', 2, 0), leased('C', 1, 'p3', 'completed', 1, 1),
+				leased('D', 1, 'p4', 'completed', 2, 1));
+		} ],
+	[ 'a lease that two transactions claim at a time', 'held twice', {},
+		sub { return (made('A', 0, 0, [ write => 'lease r', 'p1', undef, 'live', 1, 0 ], [ read => 'k x', '' ]), made('B', 1, 1, [ write => 'lease r', 'p2', undef, 'live', 2, 0 ])) } ])
 {
 	my ($name, $expected, $final, $make) = @$_;
 
@@ -132,7 +202,10 @@ for (
 # ----- the clients -----
 
 my $folder = PostgreSQL::Test::Utils::tempdir();
-my @scopes = ('once', 'retry', 'lease');
+my @scopes = ('once', 'retry', 'lease', 'lease_retry');
+
+# How the scopes call a request that failed, see History.pm
+my %failure = (once => 'failed', retry => 'retryable', lease => 'failed', lease_retry => 'retryable');
 
 # Lists and requests are used for so many calls, so that all clients meet at few of them.
 my $list_calls = 20;
@@ -169,8 +242,8 @@ sub draw_plan
 		  : $what < 0.62 ? [ try => rand() < 0.6 ? 'once' : 'retry', $request->(3), draw_wait(), rand() ]
 		  : $what < 0.68 ? [ claim => 'once', $request->(3), draw_wait(), rand() ]
 		  : $what < 0.72 ? [ many => 'once', [ map { $request->(5) } 1 .. 4 ], draw_wait(), rand() ]
-		  : $what < 0.84 ? [ look => $scopes[ rand 3 ], $request->(3) ]
-		  : $what < 0.93 ? [ lease => 'lease', $request->(2), ('', ", wait => '0'", ", wait => '30 ms'", ', wait => NULL')[ rand 4 ], rand() < 0.5 ? '1 h' : '20 ms' ]
+		  : $what < 0.84 ? [ look => $scopes[ rand 4 ], $request->(3) ]
+		  : $what < 0.93 ? [ lease => rand() < 0.6 ? 'lease' : 'lease_retry', $request->(2), ('', ", wait => '0'", ", wait => '30 ms'", ', wait => NULL')[ rand 4 ], rand() < 0.5 ? '1 d' : '20 ms' ]
 		  : [ 'holder', rand ];
 	}
 	unshift @plan, [ 'savepoint' ] if rand() < 0.1;
@@ -230,10 +303,12 @@ sub execute
 	my $object = "$scope $request";
 	my $label = $how < 0.15 ? '' : $self->new_label;
 	my $element = $self->new_label;
-	my $claimed = $self->remember(claimed => $object, $label, undef, undef, undef, $element);
-	my $store = $label eq '' ? '' : $self->{variant} eq 'control' ? "UPDATE requests SET result = '$label' WHERE request = '$object'"
-	  : 'SELECT idem_' . ($how < ($scope eq 'retry' ? 0.7 : 0.25) ? 'fail' : 'complete') . "('u', '$request', '\"$label\"', scope => '$scope')";
+	my $is_control = $self->{variant} eq 'control';
+	my $fails = !$is_control && $label ne '' && $how < ($scope eq 'retry' ? 0.7 : 0.25);
+	my $store = $label eq '' ? '' : $is_control ? "UPDATE requests SET result = '$label' WHERE request = '$object'"
+	  : 'SELECT idem_' . ($fails ? 'fail' : 'complete') . "('u', '$request', '\"$label\"', scope => '$scope')";
 
+	$self->remember(claimed => $object, $label, undef, $fails ? $failure{$scope} : 'completed', $element);
 	$self->ask(join '; ', grep { length } $store, appending("x $object", $element)) or return 0;
 	$self->remember(append => "x $object", $element);
 	return 1;
@@ -324,7 +399,7 @@ my %do = (
 		my ($self, $scope, $request) = @_;
 		my $key = "'u', '$request', '$scope'";
 		# In one query, and so from one snapshot
-		$self->ask($scope eq 'lease' || $self->{labels} % 2 ? "SELECT state, coalesce(result, progress) #>> '{}' FROM idem_lookup($key)"
+		$self->ask($scope =~ /^lease/ || $self->{labels} % 2 ? "SELECT state, coalesce(result, progress) #>> '{}' FROM idem_lookup($key)"
 			: "SELECT idem_status($key), idem_result($key) #>> '{}'") or return 0;
 		my ($status, $label) = @{ $self->{rows}[0] // [] };
 		$self->remember(told => "$scope $request", defined $status ? $label // '' : undef);
@@ -337,36 +412,39 @@ my %do = (
 		  or return 0;
 		my ($outcome, $result, $progress, $token) = @{ $self->{rows}[0] };
 		$self->{answers}{"lease $outcome"}++;
-		my $told = $outcome eq 'completed' ? $result : $progress;
+		my $told = $outcome =~ /^(?:completed|failed)$/ ? $result : $progress;
 		$self->remember(told => "$scope $request", $told, $outcome eq 'claimed' ? 1 : ()) if defined $told;
 		return 1 if $outcome ne 'claimed';
+		$self->remember(write => "$scope $request", $label, undef, $lease eq '1 d' ? 'live' : 'lapsing', $token, 0);
 		if (defined $told)
 		{
 			# The row has the progress of the holder before, until this one records its own.
 			$self->{answers}{'taken over'}++;
 			$self->ask("SELECT idem_extend('u', '$request', $token, '$lease', '\"$label\"', scope => '$scope')") or return 0;
 		}
-		$self->remember(write => "$scope $request", $label, undef, $token, 0);
-		push @{ $self->{new_leases} }, { request => $request, token => $token, step => 0 };
+		push @{ $self->{new_leases} }, { scope => $scope, request => $request, token => $token, step => 0 };
 		return 1;
 	},
 	# The holder of a lease renews, settles or releases it.
 	holder => sub {
 		my ($self, $how) = @_;
 		my $held = shift @{ $self->{leases} } or return 1;
-		my ($request, $token) = @$held{qw(request token)};
+		my ($scope, $request, $token) = @$held{qw(scope request token)};
 		my $label = $self->new_label;
 		my $step = ++$held->{step};
-		my $sql = $how < 0.4 ? "SELECT idem_extend('u', '$request', $token, '20 ms', '\"$label\"', scope => 'lease')"
-		  : $how < 0.5 ? "SELECT idem_fence('u', '$request', $token, 'lease')"
-		  : $how < 0.85 ? "SELECT idem_complete('u', '$request', '\"$label\"', $token, scope => 'lease')"
-		  : "SELECT idem_release('u', '$request', $token, 'lease')";
-		$self->ask($sql) or return 0;
-		$self->{answers}{ $how < 0.4 ? 'extended' : $how < 0.5 ? 'fenced' : $how < 0.85 ? 'settled' : 'released' }++;
+		my $fails = $how < ($scope eq 'lease' ? 0.6 : 0.75);
+		my ($answer, $became, $sql) =
+			$how < 0.4 ? ('extended', 'lapsing', "idem_extend('u', '$request', $token, '20 ms', '\"$label\"', scope => '$scope')")
+		  : $how < 0.5 ? ('fenced', undef, "idem_fence('u', '$request', $token, '$scope')")
+		  : $how < 0.85 && $fails ? ('failed', $failure{$scope}, "idem_fail('u', '$request', '\"$label\"', $token, scope => '$scope')")
+		  : $how < 0.85 ? ('settled', 'completed', "idem_complete('u', '$request', '\"$label\"', $token, scope => '$scope')")
+		  : ('released', 'released', "idem_release('u', '$request', $token, '$scope')");
+		$self->ask("SELECT $sql") or return 0;
+		$self->{answers}{"lease $answer"}++;
 		push @{ $self->{new_leases} }, $held if $how < 0.5;
 		# Nothing to release: a successor has released the request, too.
-		return 1 if $how >= 0.4 && $how < 0.5 || $self->{rows}[0][0] eq 'f';
-		$self->remember(write => "lease $request", $label, undef, $token, $how < 0.85 ? $step : 'released');
+		return 1 if !defined $became || $self->{rows}[0][0] eq 'f';
+		$self->remember(write => "$scope $request", $label, undef, $became, $token, $step);
 		return 1;
 	},
 	savepoint => sub { my ($self) = @_; return $self->ask('SAVEPOINT a') });
@@ -504,7 +582,8 @@ $node->safe_psql($_, q{
 	CREATE TABLE lists (list text PRIMARY KEY, elements text NOT NULL);
 	CREATE TABLE requests (request text PRIMARY KEY, result text);
 	ALTER TABLE lists SET (fillfactor = 50);
-	INSERT INTO idem_scopes (scope, ttl, failed) VALUES ('once', '1 day', 'terminal'), ('retry', '1 day', 'retryable'), ('lease', '1 day', 'terminal')})
+	INSERT INTO idem_scopes (scope, ttl, failed) VALUES ('once', '1 day', 'terminal'), ('retry', '1 day', 'retryable'), ('lease', '1 day', 'terminal'),
+		('lease_retry', '1 day', 'retryable')})
   for 'c', 'portable';
 local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port);
 
