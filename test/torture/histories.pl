@@ -246,10 +246,12 @@ sub draw_plan
 		  : $what < 0.93 ? [ lease => rand() < 0.6 ? 'lease' : 'lease_retry', $request->(2), ('', ", wait => '0'", ", wait => '30 ms'", ', wait => NULL')[ rand 4 ], rand() < 0.5 ? '1 d' : '20 ms' ]
 		  : [ 'holder', rand ];
 	}
+	push @plan, [ holder => rand ] if rand() < 0.25;
+	push @plan, ['again'] if rand() < 0.25;
 	unshift @plan, [ 'savepoint' ] if rand() < 0.1;
 	my $wait = rand() < 0.2 ? (0, '30ms', '1min', -1)[ rand 4 ] : undef;
 	# The holder of a lease may wait for us, in vain.
-	$wait = (0, '10ms', '30ms')[ rand 3 ] if grep { $_->[0] =~ /^(?:lease|holder)$/ } @plan;
+	$wait = (0, '10ms', '30ms')[ rand 3 ] if grep { $_->[0] =~ /^(?:lease|holder|again)$/ } @plan;
 	return { ops => \@plan, wait => $wait, ending => rand, pause => rand() < 0.4 ? rand 0.002 : 0 };
 }
 
@@ -331,6 +333,28 @@ sub remember_answer
 	return;
 }
 
+sub claim_lease
+{
+	my ($self, $scope, $request, $wait, $lease) = @_;
+	my $label = $self->new_label;
+	$self->ask("SELECT outcome, result #>> '{}', progress #>> '{}', token FROM idem_try_claim('u', '$request', '$scope'$wait, lease => '$lease', progress => '\"$label\"')")
+	  or return 0;
+	my ($outcome, $result, $progress, $token) = @{ $self->{rows}[0] };
+	$self->{answers}{"lease $outcome"}++;
+	my $told = $outcome =~ /^(?:completed|failed)$/ ? $result : $progress;
+	$self->remember(told => "$scope $request", $told, $outcome eq 'claimed' ? 1 : ()) if defined $told;
+	return 1 if $outcome ne 'claimed';
+	$self->remember(write => "$scope $request", $label, undef, $lease eq '1 d' ? 'live' : 'lapsing', $token, 0);
+	if (defined $told)
+	{
+		# The row has the progress of the holder before, until this one records its own.
+		$self->{answers}{'taken over'}++;
+		$self->ask("SELECT idem_extend('u', '$request', $token, '$lease', '\"$label\"', scope => '$scope')") or return 0;
+	}
+	push @{ $self->{new_leases} }, { scope => $scope, request => $request, token => $token, step => 0 };
+	return 1;
+}
+
 my %do = (
 	append => sub {
 		my ($self, $list) = @_;
@@ -405,26 +429,7 @@ my %do = (
 		$self->remember(told => "$scope $request", defined $status ? $label // '' : undef);
 		return 1;
 	},
-	lease => sub {
-		my ($self, $scope, $request, $wait, $lease) = @_;
-		my $label = $self->new_label;
-		$self->ask("SELECT outcome, result #>> '{}', progress #>> '{}', token FROM idem_try_claim('u', '$request', '$scope'$wait, lease => '$lease', progress => '\"$label\"')")
-		  or return 0;
-		my ($outcome, $result, $progress, $token) = @{ $self->{rows}[0] };
-		$self->{answers}{"lease $outcome"}++;
-		my $told = $outcome =~ /^(?:completed|failed)$/ ? $result : $progress;
-		$self->remember(told => "$scope $request", $told, $outcome eq 'claimed' ? 1 : ()) if defined $told;
-		return 1 if $outcome ne 'claimed';
-		$self->remember(write => "$scope $request", $label, undef, $lease eq '1 d' ? 'live' : 'lapsing', $token, 0);
-		if (defined $told)
-		{
-			# The row has the progress of the holder before, until this one records its own.
-			$self->{answers}{'taken over'}++;
-			$self->ask("SELECT idem_extend('u', '$request', $token, '$lease', '\"$label\"', scope => '$scope')") or return 0;
-		}
-		push @{ $self->{new_leases} }, { scope => $scope, request => $request, token => $token, step => 0 };
-		return 1;
-	},
+	lease => \&claim_lease,
 	# The holder of a lease renews, settles or releases it.
 	holder => sub {
 		my ($self, $how) = @_;
@@ -432,7 +437,7 @@ my %do = (
 		my ($scope, $request, $token) = @$held{qw(scope request token)};
 		my $label = $self->new_label;
 		my $step = ++$held->{step};
-		my $fails = $how < ($scope eq 'lease' ? 0.6 : 0.75);
+		my $fails = $how < ($scope eq 'lease' ? 0.65 : 0.75);
 		my ($answer, $became, $sql) =
 			$how < 0.4 ? ('extended', 'lapsing', "idem_extend('u', '$request', $token, '20 ms', '\"$label\"', scope => '$scope')")
 		  : $how < 0.5 ? ('fenced', undef, "idem_fence('u', '$request', $token, '$scope')")
@@ -441,11 +446,17 @@ my %do = (
 		  : ('released', 'released', "idem_release('u', '$request', $token, '$scope')");
 		$self->ask("SELECT $sql") or return 0;
 		$self->{answers}{"lease $answer"}++;
-		push @{ $self->{new_leases} }, $held if $how < 0.5;
+		push @{ $self->{ $how < 0.5 ? 'new_leases' : 'new_settled' } }, $held;
 		# Nothing to release: a successor has released the request, too.
 		return 1 if !defined $became || $self->{rows}[0][0] eq 'f';
 		$self->remember(write => "$scope $request", $label, undef, $became, $token, $step);
 		return 1;
+	},
+	# The client did not hear that its commit succeeded, and claims again what it has settled or released.
+	again => sub {
+		my ($self) = @_;
+		my $settled = shift @{ $self->{settled} } or return 1;
+		return $self->claim_lease($settled->{scope}, $settled->{request}, '', '20 ms');
 	},
 	savepoint => sub { my ($self) = @_; return $self->ask('SAVEPOINT a') });
 
@@ -469,7 +480,8 @@ my %do_by_hand = (
 		return 1;
 	},
 	lease => sub { return 1 },
-	holder => sub { return 1 });
+	holder => sub { return 1 },
+	again => sub { return 1 });
 $do_by_hand{claim} = $do_by_hand{try};
 $do_by_hand{many} = sub {
 	my ($self, $scope, $requests, undef, $how) = @_;
@@ -491,7 +503,7 @@ sub run_plan
 	my $savepoint;
 	my $at = 0;
 
-	@$self{qw(labels state new_leases failed)} = (0, '', [], undef);
+	@$self{qw(labels state new_leases new_settled failed)} = (0, '', [], [], undef);
 	$self->{before} = ["BEGIN ISOLATION LEVEL $self->{level}; "];
 	push @{ $self->{before} }, "SET LOCAL idem.wait = '$plan->{wait}'; " if defined $plan->{wait} && $self->{variant} ne 'control';
 	for my $step (@{ $plan->{ops} })
@@ -506,7 +518,7 @@ sub run_plan
 		{
 			$ok = $self->ask('ROLLBACK TO a');
 			$_->[5] //= $self->{sent} for grep { $_->[0] =~ /^(?:append|claimed|write)$/ } @{ $transaction->{ops} };
-			$self->{new_leases} = [];
+			@$self{qw(new_leases new_settled)} = ([], []);
 			$savepoint = 0;
 		}
 	}
@@ -526,7 +538,10 @@ sub run_plan
 	}
 	$self->{answers}{committed}++ if $transaction->{ok};
 	# A lease that was rolled back is held as before, or lost; its holder has no use for it.
-	push @{ $self->{leases} }, @{ $self->{new_leases} } if $transaction->{ok};
+	if ($transaction->{ok})
+	{
+		push @{ $self->{$_} }, @{ $self->{"new_$_"} } for 'leases', 'settled';
+	}
 	$self->write_down($transaction) if @{ $transaction->{ops} };
 	return $ok;
 }
@@ -544,7 +559,7 @@ sub write_down
 sub run_client
 {
 	my ($number, $calls, %run) = @_;
-	my $self = bless { %run, number => $number, called => 0, tries => 0, leases => [], answers => {} }, 'main';
+	my $self = bless { %run, number => $number, called => 0, tries => 0, leases => [], settled => [], answers => {} }, 'main';
 	my ($database) = $run{variant} eq 'portable' ? 'portable' : 'c';
 
 	srand(seed() * 1000 + $number + $run{segment} * 131);
