@@ -377,14 +377,19 @@ sub check_versions
 }
 
 # A transaction was told that a request is its own. Also if it rolled back later, that was wrong where
-# the request had ended before, or had a live lease all the time.
+# the request had ended before, or had a live lease all the time, which the transaction itself had not given
+# up.
 sub check_claim
 {
 	my ($self, $transaction, $op) = @_;
 	my $object = $op->[1];
 	my ($sent, $received) = @$op[ 3, 4 ];
 	my $versions = $self->{versions}{$object} // [];
+	my ($own) = reverse grep { $_->[0] =~ /^(?:claimed|write)$/ && $_->[1] eq $object && $_->[3] < $sent && !($_->[5] && $_->[5] < $sent) }
+	  @{ $transaction->{ops} };
 
+	$self->found('executed twice' => "$object: $transaction->{id} was told that it is not, after it had $own->[6] it itself")
+	  if $own && has_ended([ undef, undef, $own ]);
 	for my $at (0 .. $#$versions)
 	{
 		my ($version, $next) = @$versions[ $at, $at + 1 ];
@@ -394,7 +399,7 @@ sub check_claim
 		$self->found('executed twice' => "$object: $transaction->{id} was told that it is not, after $before->{id} had " . became($version) . ' it')
 		  if has_ended($version);
 		$self->found('held twice' => "$object: $transaction->{id} claimed it under the live lease of $before->{id}")
-		  if became($version) eq 'live' && (!$next || $next->[2][3] > $received);
+		  if became($version) eq 'live' && !$own && (!$next || $next->[2][3] > $received);
 	}
 	return;
 }

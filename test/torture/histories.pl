@@ -143,6 +143,13 @@ for (
 		sub {
 			return made('A', 1, claimed('retry r', 'la', 'ea'), [ append => 'x retry r', 'ea' ], claimed('retry r', 'lb', 'eb'), [ append => 'x retry r', 'eb' ]);
 		} ],
+	[ 'the same within a transaction that rolled back', 'executed twice', {},
+		sub { return made('A', 0, claimed('retry r', 'la', 'ea'), [ append => 'x retry r', 'ea' ], claimed('retry r', 'lb', 'eb')) } ],
+	[ 'the same after a savepoint, to which the first was rolled back', '', { 'x retry r' => 'eb' },
+		sub {
+			return made('A', 1, [ claimed => 'retry r', 'la', 1.75, 'completed', 'ea' ], [ append => 'x retry r', 'ea', 1.75 ],
+				claimed('retry r', 'lb', 'eb'), [ append => 'x retry r', 'eb' ]);
+		} ],
 	[ 'a retryable failure that is claimed again', '', { 'x retry r' => 'eA,eC' },
 		sub {
 			return (executed('A', 1, 'retry r', 'retryable'), executed('B', 0, 'retry r', 'completed'), executed('C', 1, 'retry r', 'completed'),
@@ -175,10 +182,20 @@ for (
 			return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'released', 1, 1), leased('C', 1, 'p3', 'live', 2, 0),
 				leased('D', 1, 'p4', 'failed', 2, 1));
 		} ],
+	[ 'a live lease that is released and claimed again by a transaction that rolled back', '', {},
+		sub {
+			return (leased('A', 1, 'p1', 'live', 1, 0),
+				made('B', 0, [ write => 'lease r', 'p2', undef, 'released', 1, 1 ], [ write => 'lease r', 'p3', undef, 'live', 2, 0 ]));
+		} ],
 	[ 'a lapsed lease that is taken over', '', {},
 		sub {
 			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 0, 'p2', 'lapsing', 2, 0, 'p1'), leased('C', 1, 'p3', 'lapsing', 3, 0, 'p1'),
 				leased('D', 1, 'p4', 'completed', 3, 1));
+		} ],
+	[ 'a lapsed lease that its holder fails after a successor has rolled back', '', {},
+		sub {
+			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 0, 'p2', 'lapsing', 2, 0, 'p1'), leased('C', 1, 'p3', 'retryable', 1, 1),
+				leased('D', 1, 'p4', 'lapsing', 3, 0, 'p1'));
 		} ],
 	[ 'a lapsed lease that its holder completes', '', {}, sub { return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 1, 'p2', 'completed', 1, 1)) } ],
 	[ 'a live lease that is taken over', 'held twice', {}, sub { return (leased('A', 1, 'p1', 'live', 1, 0), leased('B', 1, 'p2', 'live', 2, 0, 'p1')) } ],
