@@ -184,27 +184,27 @@ sub is_committed
 	return $writer && $writer->[0]{ok} && !$writer->[1][5];
 }
 
-# What the row is from this version of a claim or lease on
+# What the row became by this op; '' for an append
 sub became
 {
-	my ($version) = @_;
+	my ($op) = @_;
 
-	return $version->[2][6] // '';
+	return $op->[6] // '';
 }
 
 sub has_ended
 {
-	my ($version) = @_;
+	my ($op) = @_;
 
-	return became($version) =~ /^(?:completed|failed)$/;
+	return became($op) =~ /^(?:completed|failed)$/;
 }
 
-# The released row is another object than the next one.
+# The released row is another object than the next version.
 sub is_released
 {
 	my ($version) = @_;
 
-	return became($version) eq 'released';
+	return became($version->[2]) eq 'released';
 }
 
 # A claim: of a transaction, or with a lease
@@ -332,7 +332,7 @@ sub check_told
 	if ($is_successor && $index < $#$versions)
 	{
 		my $failure = $versions->[ $index + 1 ];
-		$index++ if became($failure) eq 'retryable' && $op->[4] >= $failure->[1]{ending};
+		$index++ if became($failure->[2]) eq 'retryable' && $op->[4] >= $failure->[1]{ending};
 	}
 	if ($index < $#$versions && $versions->[$index][1] == $versions->[ $index + 1 ][1] && $versions->[$index][1] != $transaction)
 	{
@@ -367,10 +367,10 @@ sub check_versions
 			  if $later && $later->{ended} < $op->[3];
 			$later = $transaction if !$later || $transaction->{ended} < $later->{ended};
 			next if !$next;
-			$self->found('executed twice' => "$object: $next->[1]{id} wrote it after $transaction->{id}, which had " . became($version) . ' it')
-			  if has_ended($version);
+			$self->found('executed twice' => "$object: $next->[1]{id} wrote it after $transaction->{id}, which had " . became($op) . ' it')
+			  if has_ended($op);
 			$self->found('held twice' => "$object: $next->[1]{id} took the lease of $transaction->{id} over, which was live")
-			  if became($version) eq 'live' && $next->[2][7] != $op->[7];
+			  if became($op) eq 'live' && $next->[2][7] != $op->[7];
 		}
 	}
 	return;
@@ -388,18 +388,18 @@ sub check_claim
 	my ($own) = reverse grep { $_->[0] =~ /^(?:claimed|write)$/ && $_->[1] eq $object && $_->[3] < $sent && !($_->[5] && $_->[5] < $sent) }
 	  @{ $transaction->{ops} };
 
-	$self->found('executed twice' => "$object: $transaction->{id} was told that it is not, after it had $own->[6] it itself")
-	  if $own && has_ended([ undef, undef, $own ]);
+	$self->found('executed twice' => "$object: $transaction->{id} claimed it after it had itself $own->[6] it")
+	  if $own && has_ended($own);
 	for my $at (0 .. $#$versions)
 	{
 		my ($version, $next) = @$versions[ $at, $at + 1 ];
 		my $before = $version->[1];
 
 		next if $before == $transaction || $before->{ended} >= $sent;
-		$self->found('executed twice' => "$object: $transaction->{id} was told that it is not, after $before->{id} had " . became($version) . ' it')
-		  if has_ended($version);
+		$self->found('executed twice' => "$object: $transaction->{id} claimed it after $before->{id} had " . became($version->[2]) . ' it')
+		  if has_ended($version->[2]);
 		$self->found('held twice' => "$object: $transaction->{id} claimed it under the live lease of $before->{id}")
-		  if became($version) eq 'live' && !$own && (!$next || $next->[2][3] > $received);
+		  if became($version->[2]) eq 'live' && !$own && (!$next || $next->[2][3] > $received);
 	}
 	return;
 }
