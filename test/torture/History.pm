@@ -207,6 +207,16 @@ sub is_released
 	return became($version->[2]) eq 'released';
 }
 
+# The transaction's own latest op that wrote the claim or lease before this time, and was not undone
+sub latest_own
+{
+	my ($transaction, $object, $sent) = @_;
+	my @own = grep { $_->[0] =~ /^(?:claimed|write)$/ && $_->[1] eq $object && $_->[3] < $sent && !($_->[5] && $_->[5] < $sent) }
+	  @{ $transaction->{ops} };
+
+	return $own[-1];
+}
+
 # A claim: of a transaction, or with a lease
 sub is_claim
 {
@@ -302,8 +312,12 @@ sub check_told
 
 	if (!defined $label)
 	{
-		# Not there: before the first, or after one that was released
-		$self->seen($transaction, $object, -1, $op) if !grep { is_released($_) } @$versions;
+		# Not there: before the first, or after one that was released, if only by this transaction, which can
+		# have rolled back
+		my $own = latest_own($transaction, $object, $sent);
+
+		return if ($own && became($own) eq 'released') || grep { is_released($_) } @$versions;
+		$self->seen($transaction, $object, -1, $op);
 		return;
 	}
 	# A marker is told by whoever it is of; or a transaction has executed, and not yet stored its result.
@@ -385,8 +399,7 @@ sub check_claim
 	my $object = $op->[1];
 	my ($sent, $received) = @$op[ 3, 4 ];
 	my $versions = $self->{versions}{$object} // [];
-	my ($own) = reverse grep { $_->[0] =~ /^(?:claimed|write)$/ && $_->[1] eq $object && $_->[3] < $sent && !($_->[5] && $_->[5] < $sent) }
-	  @{ $transaction->{ops} };
+	my $own = latest_own($transaction, $object, $sent);
 
 	$self->found('executed twice' => "$object: $transaction->{id} claimed it after it had itself $own->[6] it")
 	  if $own && has_ended($own);

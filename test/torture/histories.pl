@@ -187,6 +187,8 @@ for (
 			return (leased('A', 1, 'p1', 'live', 1, 0),
 				made('B', 0, [ write => 'lease r', 'p2', undef, 'released', 1, 1 ], [ write => 'lease r', 'p3', undef, 'live', 2, 0 ]));
 		} ],
+	[ 'a live lease that is released and looked up by a transaction that rolled back', '', {},
+		sub { return (leased('A', 1, 'p1', 'live', 1, 0), made('B', 0, [ write => 'lease r', 'p2', undef, 'released', 1, 1 ], [ told => 'lease r', undef ])) } ],
 	[ 'a lapsed lease that is taken over', '', {},
 		sub {
 			return (leased('A', 1, 'p1', 'lapsing', 1, 0), leased('B', 0, 'p2', 'lapsing', 2, 0, 'p1'), leased('C', 1, 'p3', 'lapsing', 3, 0, 'p1'),
