@@ -198,9 +198,11 @@ sub journal
 	my ($self, $kind, %entry) = @_;
 	my $file = $self->{journal};
 
+	# As a string, a time would lose its microseconds.
+	$_ = sprintf '%.6f', $_ for grep { defined } @entry{qw(began ended)};
 	print $file join("\t", $self->{number}, $kind,
 		map { defined $_ && length $_ ? s/[\t\n\\]/ /gr : '\N' }
-		  @entry{qw(execution scope user request result began ended)}), "\n";
+		  @entry{qw(execution scope user request result answer began ended)}), "\n";
 	return;
 }
 
@@ -267,13 +269,18 @@ sub quoted
 # Answers to a claim that say something of the request
 sub note_answer
 {
-	my ($self, $outcome, $scope, $user, $request, $result, $began, $is_snapshot) = @_;
+	my ($self, $outcome, $scope, $user, $request, $result, $began, $is_snapshot, $lease_until) = @_;
 
 	$self->{counts}{ $outcome // 'none' }++;
 	if ($outcome eq 'completed' || $outcome eq 'failed')
 	{
 		$self->journal($is_snapshot ? 'replay_snapshot' : 'replay', scope => $scope, user => $user, request => $request,
-			result => $result, began => $began, ended => time);
+			result => $result, answer => $outcome, began => $began, ended => time);
+	}
+	elsif (defined $lease_until && $outcome =~ /^(in_progress|timed_out)$/)
+	{
+		$self->journal('waited', scope => $scope, user => $user, request => $request, result => $lease_until, answer => $outcome,
+			began => $began, ended => time);
 	}
 	elsif ($outcome !~ /^(claimed|in_progress|timed_out)$/ && !($outcome eq 'stale' && $scope eq 'timed'))
 	{
@@ -361,7 +368,7 @@ sub call_work
 		my @scopes = qw(brief brief guard retry long timed);
 		my $scope = $scopes[ rand @scopes ];
 		my ($user, $request) = $self->key($scope);
-		my $ending = rand() < 0.2 ? 'marker' : rand() < ($scope eq 'retry' ? 0.4 : 0.05) ? 'failed' : 'done';
+		my $ending = rand() < 0.2 ? 'marker' : rand() < ($scope =~ /^(retry|long)$/ ? 0.4 : 0.05) ? 'failed' : 'done';
 		my $wait = rand() < 0.2 ? '0' : rand() < 0.3 ? '50 ms' : undef;
 
 		if ($scope eq 'timed')
@@ -479,13 +486,14 @@ sub call_lease
 	my $began = time;
 	my $id = $self->id;
 	my $lease = 20 + int rand 400;
-	my ($state, $rows) = $self->call("SELECT outcome, result #>> '{}', token FROM idem_try_claim($key, '$scope', wait => "
-		  . quoted(rand() < 0.3 ? '0' : undef) . ", lease => '$lease ms', progress => '{\"by\": \"$id\"}')");
+	my ($state, $rows) = $self->call("SELECT * FROM hold($key, '$scope', "
+		  . quoted(rand() < 0.3 ? '0' : undef) . ", '$lease ms', '{\"by\": \"$id\"}')");
 
 	return if $state ne '';
-	my ($outcome, $result, $token) = @{ $rows->[0] };
-	$self->note_answer($outcome, $scope, $user, $request, $result, $began);
+	my ($outcome, $result, $token, $lease_until) = @{ $rows->[0] };
+	$self->note_answer($outcome, $scope, $user, $request, $result, $began, 0, $lease_until);
 	return if $outcome ne 'claimed';
+	my @lease = (scope => $scope, user => $user, request => $request, token => $token);
 	return if rand() < 0.1;
 	if (rand() < 0.3)
 	{
@@ -493,35 +501,56 @@ sub call_lease
 	}
 	for (1 .. int rand 3)
 	{
-		($state) = $self->call("SELECT write_under_lease($key, '$scope', $token)", 'ID410', 'ID503');
+		($state) = $self->call_as_holder("SELECT write_under_lease($key, '$scope', $token)", @lease);
 		return if $state ne '';
 	}
 	if (rand() < 0.3)
 	{
-		($state) = $self->call("SELECT idem_extend($key, $token, '@{[50 + int rand 200]} ms', '{\"step\": 1}', '$scope')", 'ID410', 'ID503');
+		($state) = $self->call_as_holder("SELECT extend($key, '$scope', $token, '@{[50 + int rand 200]} ms')", @lease);
 		return if $state ne '';
 	}
 	if (rand() < 0.1)
 	{
-		$self->call("SELECT idem_release($key, $token, '$scope')", 'ID410', 'ID503');
+		$self->journal('releasing', scope => $scope, user => $user, request => $request, result => $token);
+		$self->call_as_holder("SELECT idem_release($key, $token, '$scope')", @lease);
 		return;
 	}
 	($state) = $self->call('BEGIN');
 	return if $state ne '';
-	($state, $rows) = $self->call("SELECT work_under_lease(" . quoted($id) . ", $key, '$scope', $token)", 'ID410', 'ID503');
+	($state, $rows) = $self->call_as_holder("SELECT work_under_lease(" . quoted($id) . ", $key, '$scope', $token)", @lease);
 	my $done = $rows->[0][0];
 	my %execution = (execution => $id, scope => $scope, user => $user, request => $request);
 	my @executions = $state eq '' && $done eq $id ? (\%execution) : ();
 	if ($scope eq 'leases' && $state eq '')
 	{
-		($state) = $self->call("SELECT idem_complete($key, to_jsonb('$id'::text), $token, '$scope')");
+		($state) = $self->call("SELECT settle_lease('$id', $key, '$scope', $token)");
 	}
 	$self->end_transaction($state, @executions) or return;
 	if ($scope eq 'found' && rand() < 0.7)
 	{
-		($state) = $self->call("SELECT idem_complete($key, to_jsonb('$done'::text), $token, '$scope')", 'ID410', 'ID503');
-		$self->journal('settled', execution => $done) if $state eq '';
+		my $settling = time;
+		($state, $rows) = $self->call_as_holder("SELECT idem_complete($key, to_jsonb('$done'::text), $token, '$scope')", @lease);
+		$self->note_settled($done, $rows->[0][0], $settling) if $state eq '';
 	}
+	return;
+}
+
+# A call that raises ID410 if the lease was lost: the judge looks to whom
+sub call_as_holder
+{
+	my ($self, $sql, %lease) = @_;
+	my ($state, $rows) = $self->call($sql, 'ID410', 'ID503');
+
+	$self->journal('refused', %lease, result => $lease{token}, ended => time) if $state eq 'ID410';
+	return ($state, $rows);
+}
+
+# began: before the call that settled it. If it was settled already, nobody knows when.
+sub note_settled
+{
+	my ($self, $execution, $is_first, $began) = @_;
+
+	$self->journal('settled', execution => $execution, $is_first eq 't' ? (began => $began) : ());
 	return;
 }
 
@@ -538,8 +567,9 @@ sub call_heal
 	{
 		my ($user, $request, $id) = @$row;
 		# ID410: a holder after that one has released the request.
-		($state) = $self->call('SELECT idem_heal(' . quoted($user, $request) . ", to_jsonb('$id'::text), 'found')", 'ID410', 'ID503');
-		$self->journal('settled', execution => $id) if $state eq '';
+		my $began = time;
+		($state, my $healed) = $self->call('SELECT idem_heal(' . quoted($user, $request) . ", to_jsonb('$id'::text), 'found')", 'ID410', 'ID503');
+		$self->note_settled($id, $healed->[0][0], $began) if $state eq '';
 		return if $state eq 'lost';
 	}
 	return;
@@ -683,9 +713,9 @@ sub checks
 	while ($text =~ /^-- check: ([^\n]*)\n(.*?)(?=^-- check: |\z)/msg)
 	{
 		my ($name, $body) = ($1, $2);
-		my ($query, $broken) = split /^-- broken:\n/m, $body;
-		$query =~ s/;\s*\z//;
-		push @checks, { name => $name, query => $query, broken => $broken };
+		my ($query, @broken) = split /^-- broken:\n/m, $body;
+		s/;\s*\z// for $query, @broken;
+		push @checks, { name => $name, query => $query, broken => \@broken };
 	}
 	return @checks;
 }
@@ -696,16 +726,60 @@ sub load_journals
 
 	$self->{node}->safe_psql($database, q{
 		DROP TABLE IF EXISTS journal;
-		CREATE TABLE journal (client int, kind text, execution text, scope text, user_id text, request_id text, result text,
+		CREATE TABLE journal (client int, kind text, execution text, scope text, user_id text, request_id text, result text, answer text,
 			began_s float8, ended_s float8, began timestamptz, ended timestamptz)});
 	$self->{node}->safe_psql($database, join ";\n",
-		map { "COPY journal (client, kind, execution, scope, user_id, request_id, result, began_s, ended_s) FROM '$_'" }
+		map { "COPY journal (client, kind, execution, scope, user_id, request_id, result, answer, began_s, ended_s) FROM '$_'" }
 		  glob("$self->{folder}/$database.*"));
 	$self->{node}->safe_psql($database, q{
 		UPDATE journal SET began = to_timestamp(began_s), ended = to_timestamp(ended_s);
 		CREATE INDEX ON journal (execution); CREATE INDEX ON journal (request_id);
-		CREATE INDEX ON executions (id);
-		ANALYZE journal; ANALYZE executions; ANALYZE sink; ANALYZE idem_claims});
+		CREATE INDEX ON executions (id); CREATE INDEX ON leases (request_id);
+		ANALYZE journal; ANALYZE executions; ANALYZE leases; ANALYZE sink; ANALYZE idem_claims});
+	return;
+}
+
+# What clients do only if they are slow or lucky, once for certain: a lease lapses, and the next
+# holder has it; then the first one is refused. A waiter gets a lease that lapses while it waits.
+sub let_leases_lapse
+{
+	my ($self, $database) = @_;
+	my $node = $self->{node};
+	my ($scope, $id) = ('found', 'heir-execution');
+	my @key = ('user', 'heir');
+	my $hold = sub {
+		my ($request, $wait, $lease, $by) = @_;
+		return split /\|/, $node->safe_psql($database, "SELECT outcome, token, progress_before->>'by' FROM hold("
+			  . quoted('user', $request, $scope, $wait, $lease, qq({"by": "$by"})) . ')');
+	};
+	my $refuses = sub {
+		my ($token) = @_;
+		my (undef, undef, $error) = $node->psql($database, '\set VERBOSITY sqlstate' . "\n"
+			  . 'SELECT write_under_lease(' . quoted(@key, $scope, $token) . ')');
+		return $error =~ /ID410/ ? 'refused' : $error || 'accepted';
+	};
+
+	my ($first, $lost) = $hold->('heir', '0', '10 ms', 'first');
+	is($first, 'claimed', "$database: a lease is claimed") or return;
+	is($refuses->($lost), 'accepted', "$database: its holder writes");
+	$node->poll_query_until($database, "SELECT bool_and(lease_until < clock_timestamp()) FROM leases WHERE request_id = 'heir'");
+	my ($second, $token, $by) = $hold->('heir', '0', '1 min', 'second');
+	is($second, 'claimed', "$database: after it has lapsed, it is claimed again") or return;
+	is($by, 'first', "$database: the next holder is told the progress");
+	is($refuses->($lost), 'refused', "$database: the first holder is refused");
+	is($refuses->($token), 'accepted', "$database: the next holder writes");
+
+	open $self->{journal}, '>>', "$self->{folder}/$database.heir" or die $!;
+	$self->{number} = 0;
+	$self->journal('sent', execution => $id, scope => $scope, user => $key[0], request => $key[1]);
+	my $settling = time;
+	is($node->safe_psql($database, 'SELECT work_under_lease(' . quoted($id, @key, $scope, $token) . ');'
+			  . 'SELECT idem_complete(' . quoted(@key, qq("$id"), $token, $scope) . ')'), "$id\nt", "$database: and settles");
+	$self->note_settled($id, 't', $settling);
+	close $self->{journal};
+
+	$hold->('waited-for', '0', '300 ms', 'first');
+	is(($hold->('waited-for', '10 min', '1 min', 'second'))[0], 'claimed', "$database: a waiter gets a lease that lapses");
 	return;
 }
 
@@ -717,6 +791,7 @@ sub judge
 
 	for my $database (@{ $self->{databases} })
 	{
+		$self->let_leases_lapse($database);
 		$self->load_journals($database);
 		for my $check (checks())
 		{
@@ -727,24 +802,38 @@ sub judge
 			SELECT split_part(result, ' ', 1), sum(split_part(result, ' ', 2)::bigint) FROM journal WHERE kind = 'count' GROUP BY 1
 			UNION ALL SELECT 'executions', count(*) FROM executions
 			UNION ALL SELECT 'replays', count(*) FROM journal WHERE kind ~ '^replay'
+			UNION ALL SELECT 'lease writes', count(*) FROM lease_writes
+			UNION ALL SELECT 'take-overs', count(*) FROM (SELECT l.*, lag(token) OVER w AS before_token, lag(lease_until) OVER w AS before_until
+				FROM leases l WINDOW w AS (PARTITION BY request_id, user_id, scope ORDER BY seq)) AS l
+				WHERE scope = 'found' AND token <> before_token AND answered_at >= before_until
+					AND NOT EXISTS (SELECT FROM journal j WHERE j.kind = 'releasing' AND j.request_id = l.request_id AND j.result = before_token::text)
 			UNION ALL SELECT 'acknowledged', count(*) FROM journal WHERE kind = 'committed'
 			UNION ALL SELECT 'in doubt', count(*) FROM journal s WHERE kind = 'sent' AND NOT EXISTS (SELECT FROM journal e
 				WHERE e.execution = s.execution AND e.kind IN ('committed', 'undone'))});
 		$sum{$_} += $counted{$_} for keys %counted;
 		figure($database, join(', ', map { "$_ $counted{$_}" } sort keys %counted));
+		cmp_ok($counted{$_}, '>', 0, "$database: there were $_") for 'lease writes', 'take-overs';
 	}
 	return \%sum;
 }
 
-# Breaks the journals and tables, in one way at a time: each check must find its own
+# Breaks the journals and tables, in one way at a time: each check must find its own. The log of the
+# server then tells of a damaged index.
 sub judge_the_judge
 {
 	my ($self, $database) = @_;
 
-	for my $check (grep { defined $_->{broken} } checks())
+	is(join(', ', map { $_->{name} } grep { !@{ $_->{broken} } } checks()), '', 'each check has a way to break something');
+	for my $check (checks())
 	{
-		my $found = $self->{node}->safe_psql($database, "BEGIN; $check->{broken}; $check->{query}; ROLLBACK");
-		isnt($found, '', "the judge finds it: $check->{name}");
+		for my $broken (@{ $check->{broken} })
+		{
+			my ($status, $found, $error) = $self->{node}->psql($database, "BEGIN; $broken; $check->{query}; ROLLBACK", on_error_stop => 1);
+			# bt_index_check() raises what it finds.
+			$found = $error if $status != 0 && $error =~ /lacks matching index tuple/;
+			isnt($found, '', "the judge finds it: $check->{name}") or diag $error;
+			$self->{node}->safe_psql($database, "ROLLBACK PREPARED '$1'") if $broken =~ /PREPARE TRANSACTION '(.*)'/;
+		}
 	}
 	return;
 }

@@ -83,7 +83,7 @@ sub make_databases
 sub faults_in
 {
 	my ($node, $killed) = @_;
-	my $fault = qr/TRAP:|PANIC:|ERROR: +XX|WARNING:.*(?: leak|not closed)|was terminated by signal (?!9\b)/;
+	my $fault = qr/TRAP:|PANIC:|(?:ERROR|FATAL): +XX|WARNING:.*(?: leak|not closed)|was terminated by signal (?!9\b)/;
 
 	$fault = qr/$fault|was terminated by signal/ if !$killed;
 	return join "\n", grep { /$fault/ } split /\n/, slurp_file($node->logfile);

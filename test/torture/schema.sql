@@ -31,6 +31,13 @@ CREATE TABLE executions (
 CREATE INDEX ON executions (request_id);
 CREATE SEQUENCE calls;
 
+-- until: until then the request must not be executed again, whatever idem said. (In scope "found" the
+-- lease can end before that; then the next holder finds the execution.)
+CREATE VIEW promised AS
+SELECT e.*, e.ctid AS place, greatest(e.remembered_until, e.called_at + s.ttl) AS until,
+	e.kind = 'done' OR s.failed = 'terminal' AS is_final
+FROM executions e JOIN idem_scopes s USING (scope);
+
 -- One row for each write under a lease; numbered while the fence holds the row
 CREATE TABLE lease_writes (
 	seq bigserial,
@@ -40,7 +47,21 @@ CREATE TABLE lease_writes (
 	token bigint NOT NULL
 );
 
-CREATE TABLE sink (user_id text, request_id text, id text);
+-- One row for each claim or extension of a lease; numbered while its transaction holds the claim
+CREATE TABLE leases (
+	seq bigserial,
+	scope text NOT NULL,
+	user_id text NOT NULL,
+	request_id text NOT NULL,
+	token bigint NOT NULL,
+	asked interval NOT NULL,		-- for how long
+	called_at timestamptz NOT NULL,
+	answered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+	lease_until timestamptz NOT NULL,
+	expires_at timestamptz			-- NULL: this is an extension
+);
+
+CREATE TABLE sink (user_id text, request_id text, id text, called_at timestamptz DEFAULT clock_timestamp());
 CREATE TRIGGER once BEFORE INSERT ON sink
 	FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('sink', 'user_id', 'request_id');
 
@@ -73,8 +94,9 @@ CREATE FUNCTION pay("user" text, request text) RETURNS text LANGUAGE plpgsql AS 
 DECLARE
 	execution constant text := 'call-' || nextval('calls');
 BEGIN
+	-- idem_call() has claimed before; the statement, which is the transaction, began before that.
 	INSERT INTO executions
-	SELECT execution, 'call', "user", request, 'done', execution, clock_timestamp(), clock_timestamp(), expires_at
+	SELECT execution, 'call', "user", request, 'done', execution, now(), clock_timestamp(), expires_at
 	FROM idem_lookup("user", request, 'call');
 	RETURN execution;
 END $$;
@@ -98,6 +120,27 @@ BEGIN
 	WHERE a->>1 = 'claimed' AND (a->>0)::int % 2 = 0;
 	RETURN QUERY SELECT (a->>0)::int, a->>1, a->>2 FROM jsonb_array_elements(answers) AS a;
 END $$;
+
+-- Claims a lease; returns what a client needs
+CREATE FUNCTION hold("user" text, request text, "in" text, wait interval, asked interval, progress jsonb)
+RETURNS TABLE (outcome text, result text, token bigint, lease_until timestamptz, progress_before jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+	called constant timestamptz := clock_timestamp();
+	answer record;
+BEGIN
+	SELECT * INTO STRICT answer
+	FROM idem_try_claim("user", request, "in", wait => hold.wait, lease => asked, progress => hold.progress);
+	IF answer.outcome = 'claimed' THEN
+		INSERT INTO leases (scope, user_id, request_id, token, asked, called_at, lease_until, expires_at)
+		VALUES ("in", "user", request, answer.token, asked, called, answer.lease_until, answer.expires_at);
+	END IF;
+	RETURN QUERY SELECT answer.outcome::text, answer.result #>> '{}', answer.token, answer.lease_until, answer.progress;
+END $$;
+
+CREATE FUNCTION extend("user" text, request text, "in" text, held bigint, asked interval) RETURNS void LANGUAGE sql AS $$
+	INSERT INTO leases (scope, user_id, request_id, token, asked, called_at, lease_until)
+	SELECT "in", "user", request, held, asked, clock_timestamp(), idem_extend("user", request, held, asked, '{"step": 1}', "in");
+$$;
 
 -- A write of the holder of a lease
 CREATE FUNCTION write_under_lease("user" text, request text, "in" text, held bigint) RETURNS void LANGUAGE sql AS $$
@@ -126,3 +169,9 @@ BEGIN
 	FROM idem_lookup("user", request, "in");
 	RETURN execution;
 END $$;
+
+-- Settles in the transaction of the execution, which then knows what is promised from now on
+CREATE FUNCTION settle_lease(execution text, "user" text, request text, "in" text, held bigint) RETURNS void LANGUAGE sql AS $$
+	SELECT idem_complete("user", request, to_jsonb(execution), held, "in");
+	UPDATE executions SET remembered_until = l.expires_at FROM idem_lookup("user", request, "in") AS l WHERE id = execution;
+$$;
