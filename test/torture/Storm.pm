@@ -748,9 +748,9 @@ sub let_leases_lapse
 	my ($scope, $id) = ('found', 'heir-execution');
 	my @key = ('user', 'heir');
 	my $hold = sub {
-		my ($request, $wait, $lease, $by) = @_;
+		my ($request, $lease, $by) = @_;
 		return split /\|/, $node->safe_psql($database, "SELECT outcome, token, progress_before->>'by' FROM hold("
-			  . quoted('user', $request, $scope, $wait, $lease, qq({"by": "$by"})) . ')');
+			  . quoted('user', $request, $scope, '2 min', $lease, qq({"by": "$by"})) . ')');
 	};
 	my $refuses = sub {
 		my ($token) = @_;
@@ -759,11 +759,11 @@ sub let_leases_lapse
 		return $error =~ /ID410/ ? 'refused' : $error || 'accepted';
 	};
 
-	my ($first, $lost) = $hold->('heir', '0', '10 ms', 'first');
+	my ($first, $lost) = $hold->('heir', '10 ms', 'first');
 	is($first, 'claimed', "$database: a lease is claimed") or return;
 	is($refuses->($lost), 'accepted', "$database: its holder writes");
 	$node->poll_query_until($database, "SELECT bool_and(lease_until < clock_timestamp()) FROM leases WHERE request_id = 'heir'");
-	my ($second, $token, $by) = $hold->('heir', '0', '1 min', 'second');
+	my ($second, $token, $by) = $hold->('heir', '1 min', 'second');
 	is($second, 'claimed', "$database: after it has lapsed, it is claimed again") or return;
 	is($by, 'first', "$database: the next holder is told the progress");
 	is($refuses->($lost), 'refused', "$database: the first holder is refused");
@@ -778,8 +778,8 @@ sub let_leases_lapse
 	$self->note_settled($id, 't', $settling);
 	close $self->{journal};
 
-	$hold->('waited-for', '0', '300 ms', 'first');
-	is(($hold->('waited-for', '10 min', '1 min', 'second'))[0], 'claimed', "$database: a waiter gets a lease that lapses");
+	$hold->('waited-for', '300 ms', 'first');
+	is(($hold->('waited-for', '1 min', 'second'))[0], 'claimed', "$database: a waiter gets a lease that lapses");
 	return;
 }
 

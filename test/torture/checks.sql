@@ -10,6 +10,8 @@
 --	releasing, refused				a lease is about to be released; a holder got ID410. result is the token
 --	fault, count
 --
+-- Request "heir" is that of let_leases_lapse() in Storm.pm.
+--
 -- A slow machine must pass: the checks say what may not happen before a time, never what must
 -- have happened by then.
 
@@ -18,8 +20,8 @@ SELECT first.id, second.id FROM promised first JOIN promised second USING (reque
 WHERE first.is_final AND second.place <> first.place AND second.claimed_at >= first.claimed_at
 	AND second.claimed_at < first.until;
 -- broken:
-INSERT INTO executions SELECT id || '!', scope, user_id, request_id, kind, result, called_at,
-	claimed_at + interval '1 ms', remembered_until FROM executions WHERE kind = 'done' LIMIT 1;
+INSERT INTO executions SELECT 'broken', 'brief', 'user', 'broken', 'done', 'broken', now(), now() + seconds * interval '1 s', now() + interval '3 s'
+FROM generate_series(1, 2) AS seconds;
 -- broken:
 INSERT INTO executions SELECT 'broken', 'leases', 'user', 'broken', 'done', 'broken', now(), now() + seconds * interval '1 s', now()
 FROM generate_series(1, 2) AS seconds;
@@ -41,7 +43,7 @@ SELECT k.id FROM sink k JOIN idem_scopes s ON s.scope = 'sink'
 	JOIN idem_claims c ON c.request_id = k.request_id AND c.user_id = k.user_id AND c.scope = 'sink'
 WHERE c.expires_at < k.called_at + s.ttl;
 -- broken:
-UPDATE executions SET remembered_until = called_at WHERE ctid = (SELECT ctid FROM executions WHERE scope = 'brief' LIMIT 1);
+INSERT INTO executions VALUES ('broken', 'timed', 'user', 'broken', 'done', 'broken', now(), now(), now() + interval '1 s');
 -- broken:
 INSERT INTO executions VALUES ('broken', 'leases', 'user', 'broken', 'done', 'broken', now(), now(), now() + interval '2 s');
 -- broken:
@@ -55,8 +57,8 @@ INSERT INTO sink VALUES ('user', 'broken', 'broken', now() + interval '1 min');
 -- check: a request with its time in its id was executed twice
 SELECT request_id FROM executions WHERE scope = 'timed' GROUP BY request_id, user_id HAVING count(*) > 1;
 -- broken:
-INSERT INTO executions SELECT id || '!', scope, user_id, request_id, kind, result, called_at + interval '1 day',
-	claimed_at + interval '1 day', remembered_until + interval '1 day' FROM executions WHERE scope = 'timed' LIMIT 1;
+INSERT INTO executions SELECT 'broken', 'timed', 'user', 'broken', 'done', 'broken', now() + days * interval '1 day', now() + days * interval '1 day', now()
+FROM generate_series(1, 2) AS days;
 
 -- check: an acknowledged execution is missing
 SELECT execution FROM journal WHERE kind = 'committed' AND scope <> 'sink'
@@ -65,7 +67,7 @@ UNION ALL
 SELECT execution FROM journal WHERE kind = 'committed' AND scope = 'sink'
 	AND NOT EXISTS (SELECT FROM sink WHERE id = execution);
 -- broken:
-DELETE FROM executions WHERE ctid = (SELECT e.ctid FROM executions e JOIN journal j ON e.id = j.execution AND j.kind = 'committed' LIMIT 1);
+INSERT INTO journal (kind, execution, scope) VALUES ('committed', 'broken', 'brief');
 -- broken:
 INSERT INTO journal (kind, execution, scope) VALUES ('committed', 'broken', 'sink');
 
@@ -74,7 +76,7 @@ SELECT execution FROM journal JOIN executions ON id = execution WHERE journal.ki
 UNION ALL
 SELECT execution FROM journal JOIN sink ON id = execution WHERE journal.kind = 'undone';
 -- broken:
-INSERT INTO journal (kind, execution) SELECT 'undone', id FROM executions LIMIT 1;
+INSERT INTO journal (kind, execution) VALUES ('undone', 'heir-execution');
 -- broken:
 INSERT INTO sink VALUES ('user', 'broken', 'broken');
 INSERT INTO journal (kind, execution) VALUES ('undone', 'broken');
@@ -83,8 +85,7 @@ INSERT INTO journal (kind, execution) VALUES ('undone', 'broken');
 SELECT id FROM executions WHERE id NOT LIKE 'call-%'
 	AND NOT EXISTS (SELECT FROM journal WHERE execution = id AND journal.kind IN ('sent', 'committed'));
 -- broken:
-INSERT INTO executions SELECT 'nobody', scope, user_id, request_id, kind, result, called_at - interval '1 day',
-	claimed_at - interval '1 day', remembered_until - interval '1 day' FROM executions LIMIT 1;
+INSERT INTO executions VALUES ('broken', 'brief', 'user', 'broken', 'done', 'broken', now(), now(), now());
 
 -- check: a claim that is still promised is not there, or tells another result
 SELECT e.id FROM promised e
@@ -93,9 +94,6 @@ WHERE e.is_final AND e.until > clock_timestamp()
 	AND NOT EXISTS (SELECT FROM idem_claims c WHERE c.request_id = e.request_id AND c.user_id = e.user_id AND c.scope = e.scope
 		AND c.state::text = CASE e.kind WHEN 'failed' THEN 'failed' ELSE 'completed' END
 		AND c.result #>> '{}' IS NOT DISTINCT FROM e.result AND c.expires_at >= e.until);
--- broken:
-DELETE FROM idem_claims c USING executions e WHERE e.scope = 'long' AND e.kind = 'done'
-	AND c.request_id = e.request_id AND c.user_id = e.user_id AND c.scope = e.scope;
 -- broken:
 DELETE FROM idem_claims WHERE request_id = 'heir';
 -- broken:
@@ -110,7 +108,7 @@ WHERE c.scope <> 'sink' AND c.state <> 'in_progress' AND NOT EXISTS (SELECT FROM
 		AND e.kind = CASE c.state WHEN 'failed' THEN 'failed' ELSE 'done' END
 		AND c.result #>> '{}' IS NOT DISTINCT FROM e.result);
 -- broken:
-DELETE FROM executions WHERE scope = 'long';
+DELETE FROM executions WHERE id = 'heir-execution';
 
 -- check: a sink has a row twice, or without a claim
 SELECT request_id FROM sink GROUP BY request_id, user_id HAVING count(*) > 1
@@ -136,9 +134,9 @@ SELECT j.request_id FROM journal j WHERE j.kind IN ('replay', 'replay_snapshot')
 	WHERE j.request_id = e.request_id AND j.user_id = e.user_id AND j.scope = e.scope
 		AND j.result IS NOT DISTINCT FROM e.result AND (j.answer = 'failed') = (e.kind = 'failed'));
 -- broken:
-UPDATE journal SET result = 'other' WHERE ctid = (SELECT ctid FROM journal WHERE kind = 'replay' LIMIT 1);
+INSERT INTO journal (kind, scope, user_id, request_id, result, answer) VALUES ('replay', 'found', 'user', 'heir', 'other', 'completed');
 -- broken:
-UPDATE journal SET answer = 'failed' WHERE ctid = (SELECT ctid FROM journal WHERE kind = 'replay' AND answer = 'completed' LIMIT 1);
+INSERT INTO journal (kind, scope, user_id, request_id, result, answer) VALUES ('replay_snapshot', 'found', 'user', 'heir', 'heir-execution', 'failed');
 
 -- check: a replay told an execution that was not the latest
 -- A replay without a result can tell each of the executions that stored none.
@@ -196,7 +194,7 @@ INSERT INTO journal (kind, scope, user_id, request_id, result, ended) VALUES ('r
 SELECT seq FROM (SELECT seq, token, lag(token) OVER (PARTITION BY request_id, user_id, scope ORDER BY seq) AS before
 	FROM lease_writes) AS w WHERE token < before;
 -- broken:
-INSERT INTO lease_writes (scope, user_id, request_id, token) SELECT scope, user_id, request_id, token - 1 FROM lease_writes LIMIT 1;
+INSERT INTO lease_writes (scope, user_id, request_id, token) VALUES ('found', 'user', 'heir', 0);
 
 -- check: a client got an answer that the contract does not have
 SELECT client, request_id, result FROM journal WHERE kind = 'fault';
