@@ -243,7 +243,14 @@ sub key
 	my $user = 'user ' . int rand 3;
 
 	return ($user, sprintf('%s-%d-%d', $self->{number}, $self->{called}, $self->{drawn}++)) if rand() < 0.6;
-	return ($user, sprintf('hot-%s-%d-%d', $scope, $self->{called} / $window_calls, rand 4));
+	return ($user, $self->hot_request($scope));
+}
+
+sub hot_request
+{
+	my ($self, $scope) = @_;
+
+	return sprintf('hot-%s-%d-%d', $scope, $self->{called} / $window_calls, rand 4);
 }
 
 sub uuid_of_now
@@ -407,6 +414,32 @@ sub call_work
 			($state) = $self->call('RELEASE a') if $savepoints && $state eq '';
 		}
 		last if $state ne '';
+	}
+	$self->end_transaction($state, @executions);
+	return;
+}
+
+# So many new requests in a row that the library takes the next one for new, too, without a look.
+# It is one that others may have claimed, or are claiming now.
+sub call_new
+{
+	my ($self) = @_;
+	my $new = 110;
+	my ($scope, $user, $id) = ('guard', 'user ' . int rand 3, $self->id);
+	my @requests = ((map { "$self->{number}-$self->{called}-new-$_" } 1 .. $new), $self->hot_request($scope));
+	my $began = time;
+	my @executions;
+	my ($state) = $self->call('BEGIN');
+
+	return if $state ne '';
+	($state, my $rows) = $self->call("SELECT n, w.outcome, w.result FROM unnest(ARRAY[" . quoted(@requests) . "]) WITH ORDINALITY AS r (request, n),
+		LATERAL work('$id.' || n, '$user', request, '$scope', NULL, 'done') AS w");
+	for my $row (@$rows)
+	{
+		my ($n, $outcome, $result) = @$row;
+		my $request = $requests[ $n - 1 ];
+		$self->note_answer($outcome, $scope, $user, $request, $result, $began);
+		push @executions, { execution => "$id.$n", scope => $scope, user => $user, request => $request } if $outcome eq 'claimed';
 	}
 	$self->end_transaction($state, @executions);
 	return;
@@ -626,7 +659,7 @@ sub client
 	my ($self, $number) = @_;
 	my $database = $self->{databases}[ $number % @{ $self->{databases} } ];
 	my @calls = (
-		([ 'call_work' ]) x 45, ([ 'call_idem_call' ]) x 12, ([ 'call_batch' ]) x 6, ([ 'call_lease' ]) x 20,
+		([ 'call_work' ]) x 44, ([ 'call_new' ]) x 1, ([ 'call_idem_call' ]) x 12, ([ 'call_batch' ]) x 6, ([ 'call_lease' ]) x 20,
 		([ 'call_heal' ]) x 1, ([ 'call_sink' ]) x 12, ([ 'call_cleanup' ]) x ($database eq 'c' ? 1 : 2));
 
 	@calls = map { [$_] } @{ $self->{calls} } if $self->{calls};
