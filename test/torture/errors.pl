@@ -594,11 +594,12 @@ sub counted_claims
 
 # Points that are tried each time: those at which idem once failed, and some of which much depends.
 # By name: the numbers change with the code. After a fix, some of these calls are no longer made.
+# More than once where the number also depends on what another session has just changed.
 my @known = (
 	# The session was left in a subtransaction: by an error in the handling of an error
 	[ 'wait for a transaction', 'alone', 'CopyErrorData', 1 ], [ 'wait for a transaction', 'savepoint', 'CopyErrorData', 1 ],
 	# idem_complete() did not find the claim afterwards: the table of claims lacked it
-	[ 'complete, one of many', 'savepoint', 'MemoryContextAllocExtended', 2 ],
+	([ 'complete, one of many', 'savepoint', 'MemoryContextAllocExtended', 2 ]) x 3,
 	# The tenth failure ended the session: out of places for callbacks of the relation cache
 	([ 'claim after a change of policy', 'alone', 'hash_create', 1 ]) x 12,
 	# The store is in use
