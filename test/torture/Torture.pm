@@ -12,7 +12,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases faults_in);
+our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases psql_if_up faults_in);
 
 # A test that takes too long is terminated: it then stops its servers.
 $SIG{TERM} = sub { die "terminated\n" };
@@ -77,6 +77,17 @@ sub make_databases
 		$node->safe_psql($database, "CREATE EXTENSION $extension; CREATE EXTENSION amcheck");
 	}
 	return qw(c portable);
+}
+
+# $node->psql() on a server that may be down: returns its status, output and errors, or nothing.
+# If psql cannot connect, it can end before its input was written to it; then $node->psql() dies.
+sub psql_if_up
+{
+	my ($node, @arguments) = @_;
+	my @answer = eval { $node->psql(@arguments) };
+
+	die $@ if $@ && $@ !~ /Broken pipe/;
+	return @answer;
 }
 
 # Lines of the server's log that nothing may cause. killed: the test itself kills processes

@@ -43,7 +43,7 @@ my $longest = 0;
 
 sub is_serving
 {
-	my ($status, $out) = $node->psql('c', 'SELECT count(*) FROM idem_claims', connect_timeout => 5);
+	my ($status, $out) = psql_if_up($node, 'c', 'SELECT count(*) FROM idem_claims', connect_timeout => 5);
 	return defined $status && $status == 0;
 }
 
@@ -57,7 +57,7 @@ sub kill_process
 	while (time < $until)
 	{
 		my (undef, $pid) =
-		  $node->psql('postgres', "SELECT pid FROM pg_stat_activity WHERE $where ORDER BY random() LIMIT 1", connect_timeout => 5);
+		  psql_if_up($node, 'postgres', "SELECT pid FROM pg_stat_activity WHERE $where ORDER BY random() LIMIT 1", connect_timeout => 5);
 		return 1 if defined $pid && $pid =~ /^\d+$/ && kill('KILL', $pid);
 		sleep 0.05;
 	}

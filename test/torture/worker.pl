@@ -87,7 +87,7 @@ sub create_database
 sub sql
 {
 	my ($sql, $where) = @_;
-	my ($status, $out) = $node->psql($where // $database, $sql, on_error_stop => 1, timeout => 60);
+	my ($status, $out) = psql_if_up($node, $where // $database, $sql, on_error_stop => 1, timeout => 60);
 
 	return defined $status && $status == 0 ? $out : undef;
 }
@@ -205,8 +205,9 @@ my %fault = (
 	killed => sub { kill_worker('KILL') },
 	cancelled => sub { worker_pid('pg_cancel_backend') },
 	stopped => sub {
-		# Connected before: the worker can stop with a page or a list of the server locked. Who
-		# needs that then waits until it goes on, and cannot be cancelled.
+		# The worker can stop while it has a page or a list of the server locked. A session that
+		# needs the same page then waits until the worker goes on, and cannot be cancelled. So
+		# connect before the stop, and do not wait for the answer before the worker goes on.
 		my $client = eval { Session->new($database) } or return;
 		my $pid = worker_pid() or return;
 		kill('STOP', $pid) or return;
