@@ -11,8 +11,8 @@
 # among processes is the machine's. A client writes its journal to a file, and survives the
 # server: it connects again, to the address that where() names at that time.
 #
-# What a client does not know, it says so: a COMMIT whose answer did not arrive is "sent", and
-# neither "committed" nor "undone".
+# A COMMIT whose answer did not arrive is in the journal as "sent", and neither as "committed" nor as
+# "undone". The client then sends its request again, as a client must.
 
 package Storm;
 
@@ -241,7 +241,22 @@ sub key
 {
 	my ($self, $scope) = @_;
 	my $user = 'user ' . int rand 3;
+	my $again = $self->{again}{$scope} // [];
 
+	if (@$again)
+	{
+		$self->{counts}{sent_again}++;
+		return @{ shift @$again };
+	}
+	if ($scope eq 'timed')
+	{
+		# Also ids that were used a while ago
+		my $known = $self->{uuids} //= [];
+		my $request = @$known && rand() < 0.5 ? $known->[ rand @$known ] : $self->uuid_of_now;
+		shift @$known if @$known > 20;
+		push @$known, $request;
+		return ('user', $request);
+	}
 	return ($user, sprintf('%s-%d-%d', $self->{number}, $self->{called}, $self->{drawn}++)) if rand() < 0.6;
 	return ($user, $self->hot_request($scope));
 }
@@ -296,6 +311,19 @@ sub note_answer
 	return;
 }
 
+# Nobody knows whether these executions were committed: their requests will be sent again
+sub send_again
+{
+	my ($self, @executions) = @_;
+
+	for my $execution (@executions)
+	{
+		my $again = $self->{again}{ $execution->{scope} } //= [];
+		push @$again, [ @$execution{qw(user request)} ] if @$again < 20;
+	}
+	return;
+}
+
 # Ends a transaction in which these executions were made; executions are {execution, scope, user,
 # request}
 sub end_transaction
@@ -323,7 +351,11 @@ sub end_transaction
 	}
 	my ($committed, undef, $message) = $self->ask('COMMIT');
 	$self->check_error($committed, $message, 'COMMIT');
-	return 0 if $committed eq 'lost';
+	if ($committed eq 'lost')
+	{
+		$self->send_again(@executions);
+		return 0;
+	}
 	$self->journal($committed eq '' ? 'committed' : 'undone', %$_, ended => time) for @executions;
 	return $committed eq '';
 }
@@ -340,6 +372,7 @@ sub end_prepared
 	if ($prepared ne '')
 	{
 		$self->journal('undone', %$execution) if $prepared ne 'lost';
+		$self->send_again($execution) if $prepared eq 'lost';
 		return 0;
 	}
 	return 0 if rand() < 0.2;
@@ -348,6 +381,7 @@ sub end_prepared
 	# The janitor can have been faster, if this client was slow.
 	$self->check_error($ended, $why, "$kind PREPARED", '42704', '55000');
 	$self->journal($kind eq 'COMMIT' ? 'committed' : 'undone', %$execution, ended => time) if $ended eq '';
+	$self->send_again($execution) if $ended ne '';
 	return $ended eq '' && $kind eq 'COMMIT';
 }
 
@@ -378,15 +412,6 @@ sub call_work
 		my $ending = rand() < 0.2 ? 'marker' : rand() < ($scope =~ /^(retry|long)$/ ? 0.4 : 0.05) ? 'failed' : 'done';
 		my $wait = rand() < 0.2 ? '0' : rand() < 0.3 ? '50 ms' : undef;
 
-		if ($scope eq 'timed')
-		{
-			# Also ids that were used a while ago
-			my $known = $self->{uuids} //= [];
-			$request = @$known && rand() < 0.5 ? $known->[ rand @$known ] : $self->uuid_of_now;
-			shift @$known if @$known > 20;
-			push @$known, $request;
-			$user = 'user';
-		}
 		# The short form means the only request that is not settled.
 		$ending = 'short' if $ending eq 'done' && $parts == 1 && rand() < 0.5;
 		for my $try (0 .. ($savepoints && rand() < 0.3 ? 1 : 0))
@@ -454,6 +479,7 @@ sub call_idem_call
 	  . quoted('user', $user, 'request', $request) . "), 'call') #>> '{}', idem_status()";
 	my ($state, $rows) = $self->call($sql, 'ID409', 'ID503');
 
+	$self->send_again({ scope => 'call', user => $user, request => $request }) if $state eq 'lost';
 	return if $state ne '';
 	my ($id, $outcome) = @{ $rows->[0] };
 	if ($outcome eq 'claimed')
@@ -664,7 +690,7 @@ sub client
 
 	@calls = map { [$_] } @{ $self->{calls} } if $self->{calls};
 	srand(seed() * 1000 + $number);
-	@$self{qw(number database called ids drawn counts prepares)} = ($number, $database, 0, 0, 0, {}, $self->{prepares} // 1);
+	@$self{qw(number database called ids drawn counts again prepares)} = ($number, $database, 0, 0, 0, {}, {}, $self->{prepares} // 1);
 	open $self->{journal}, '>>', "$self->{folder}/$database.$number" or die $!;
 	until ($self->must_stop)
 	{
@@ -706,14 +732,16 @@ sub canceller
 	return;
 }
 
-# Ends the prepared transactions that clients have left
+# Ends the prepared transactions that clients have left, and looks for claims that are forgotten too
+# early: at the end of the storm, those with a short time to live have expired.
 sub janitor
 {
 	my ($self, $database) = @_;
+	my $looked_at = 0;
 
 	srand(seed() + 18);
 	$self->{database} = $database;
-	$self->{number} = 0;
+	@$self{qw(number counts)} = (0, {});
 	open $self->{journal}, '>>', "$self->{folder}/$database.janitor" or die $!;
 	for (;;)
 	{
@@ -730,8 +758,17 @@ sub janitor
 			  if $ended eq '';
 		}
 		last if $last && $state eq '' && !@$rows && !grep { kill 0, $_ } @{ $self->{pids} };
+		if (time > $looked_at + 2)
+		{
+			$looked_at = time;
+			# Some tests drop the tables meanwhile, or kill the server.
+			my ($failed, $seen) = $self->ask('SELECT looked_at, forgotten FROM forgotten()');
+			$self->{counts}{still_promised} += $seen->[0][0] if $failed eq '';
+			$self->fault("forgotten too early: $seen->[0][1]") if $failed eq '' && length($seen->[0][1] // '');
+		}
 		sleep 0.2;
 	}
+	$self->journal('count', result => "$_ $self->{counts}{$_}") for keys %{ $self->{counts} };
 	close $self->{journal};
 	return;
 }
@@ -841,11 +878,15 @@ sub judge
 				WHERE scope = 'found' AND token <> before_token AND answered_at >= before_until
 					AND NOT EXISTS (SELECT FROM journal j WHERE j.kind = 'releasing' AND j.request_id = l.request_id AND j.result = before_token::text)
 			UNION ALL SELECT 'acknowledged', count(*) FROM journal WHERE kind = 'committed'
+			UNION ALL SELECT 'requests sent more than once', count(*) FROM (SELECT FROM
+				(SELECT DISTINCT scope, user_id, request_id, coalesce(execution, ctid::text) FROM journal
+					WHERE request_id IS NOT NULL AND kind IN ('sent', 'committed', 'undone', 'replay', 'replay_snapshot', 'waited')) AS sending
+				GROUP BY scope, user_id, request_id HAVING count(*) > 1) AS request
 			UNION ALL SELECT 'in doubt', count(*) FROM journal s WHERE kind = 'sent' AND NOT EXISTS (SELECT FROM journal e
 				WHERE e.execution = s.execution AND e.kind IN ('committed', 'undone'))});
 		$sum{$_} += $counted{$_} for keys %counted;
 		figure($database, join(', ', map { "$_ $counted{$_}" } sort keys %counted));
-		cmp_ok($counted{$_}, '>', 0, "$database: there were $_") for 'lease writes', 'take-overs';
+		cmp_ok($counted{$_} // 0, '>', 0, "$database: there were $_") for 'lease writes', 'take-overs', 'still_promised', 'requests sent more than once';
 	}
 	return \%sum;
 }

@@ -99,7 +99,21 @@ DELETE FROM idem_claims WHERE request_id = 'heir';
 -- broken:
 UPDATE idem_claims SET expires_at = expires_at - interval '1 hour' WHERE request_id = 'heir';
 -- broken:
+UPDATE idem_claims SET result = '"other"' WHERE request_id = 'heir';
+-- broken:
+UPDATE idem_claims SET state = 'failed' WHERE request_id = 'heir';
+-- broken:
 INSERT INTO executions VALUES ('broken', 'long', 'user', 'broken', 'failed', 'broken', now(), now(), now());
+
+-- check: a claim was forgotten a moment ago, before its time
+-- The janitor of Storm.pm also asks this during the storm.
+SELECT forgotten FROM forgotten() WHERE forgotten IS NOT NULL;
+-- broken:
+INSERT INTO executions VALUES ('broken', 'brief', 'user', 'broken', 'done', 'broken', now(), now(), now() + interval '1 min');
+-- broken:
+INSERT INTO executions VALUES ('broken', 'long', 'user', 'heir', 'done', 'broken', now(), now(), now());
+INSERT INTO idem_claims (request_id, user_id, scope, state, result, expires_at)
+VALUES ('heir', 'user', 'long', 'completed', '"other"', 'infinity');
 
 -- check: a claim is there without its execution
 SELECT c.request_id FROM idem_claims c
@@ -109,6 +123,10 @@ WHERE c.scope <> 'sink' AND c.state <> 'in_progress' AND NOT EXISTS (SELECT FROM
 		AND c.result #>> '{}' IS NOT DISTINCT FROM e.result);
 -- broken:
 DELETE FROM executions WHERE id = 'heir-execution';
+-- broken:
+UPDATE idem_claims SET result = '"other"' WHERE request_id = 'heir';
+-- broken:
+UPDATE idem_claims SET state = 'failed' WHERE request_id = 'heir';
 
 -- check: a sink has a row twice, or without a claim
 SELECT request_id FROM sink GROUP BY request_id, user_id HAVING count(*) > 1

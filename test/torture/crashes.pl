@@ -114,7 +114,7 @@ $storm->stop;
 
 my $counted = $storm->judge;
 figure('crashes', join(', ', map { "$_ $done{$_}" } sort keys %done) . sprintf('; longest until it served again %.1f s', $longest));
-figure('both', "$counted->{claimed} claimed, $counted->{replays} replays, $counted->{'in doubt'} COMMITs in doubt");
+figure('both', "$counted->{claimed} claimed, $counted->{replays} replays, $counted->{'in doubt'} executions in doubt");
 cmp_ok($counted->{claimed}, '>', 0, 'requests were claimed');
 cmp_ok($done{$_} // 0, '>', 0, "killed: $_") for @kinds;
 is(faults_in($node, 1), '', 'the log of the server has no other fault');

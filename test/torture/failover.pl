@@ -176,7 +176,7 @@ sleep 1;
 $storm->stop;
 is($done, $cycles, 'all cycles were done');
 my $counted = $storm->judge;
-figure('failovers', sprintf('%d synchronous, longest without a primary %.1f s; %d claimed, %d COMMITs in doubt', $done, $longest, $counted->{claimed}, $counted->{'in doubt'}));
+figure('failovers', sprintf('%d synchronous, longest without a primary %.1f s; %d claimed, %d executions in doubt', $done, $longest, $counted->{claimed}, $counted->{'in doubt'}));
 # The portable edition's claims: no worker cleans them while they are compared.
 my $claims = "SELECT count(*), md5(string_agg(c::text, ' ' ORDER BY c::text)) FROM idem_claims c";
 wait_for_standby($node{$primary}, $node{$standby}, 'sync');

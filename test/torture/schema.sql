@@ -29,6 +29,7 @@ CREATE TABLE executions (
 	remembered_until timestamptz NOT NULL	-- what the claim promised
 );
 CREATE INDEX ON executions (request_id);
+CREATE INDEX ON executions (claimed_at);
 CREATE SEQUENCE calls;
 
 -- until: until then the request must not be executed again, whatever idem said. (In scope "found" the
@@ -37,6 +38,17 @@ CREATE VIEW promised AS
 SELECT e.*, e.ctid AS place, greatest(e.remembered_until, e.called_at + s.ttl) AS until,
 	e.kind = 'done' OR s.failed = 'terminal' AS is_final
 FROM executions e JOIN idem_scopes s USING (scope);
+
+-- Executions of the last seconds that are still promised: how many, and the first of those whose claim is
+-- not there. One statement has one snapshot, and the execution and its claim were committed together.
+CREATE FUNCTION forgotten() RETURNS TABLE (looked_at bigint, forgotten text) LANGUAGE sql AS $$
+	SELECT count(*), min(e.id) FILTER (WHERE NOT EXISTS (SELECT FROM idem_claims c
+		WHERE c.request_id = e.request_id AND c.user_id = e.user_id AND c.scope = e.scope
+			AND c.state::text = CASE e.kind WHEN 'failed' THEN 'failed' ELSE 'completed' END
+			AND c.result #>> '{}' IS NOT DISTINCT FROM e.result AND c.expires_at >= e.until))
+	FROM promised e
+	WHERE e.is_final AND e.scope <> 'found' AND e.claimed_at > now() - interval '5 s' AND e.until > clock_timestamp();
+$$;
 
 -- One row for each write under a lease; numbered while the fence holds the row
 CREATE TABLE lease_writes (
