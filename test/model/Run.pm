@@ -573,16 +573,29 @@ sub look
 	return;
 }
 
+# The error of a reply: the one raised, or the one that a block has caught, of which its handler
+# tells in a notice (Script.pm, add_block())
+sub failure
+{
+	my ($reply) = @_;
+
+	return $reply->{error} if $reply->{error};
+	my ($caught) = map { $_->{M} =~ /^([0-9A-Z]{5}) (.*)/s ? { C => $1, M => $2 } : () } @{ $reply->{notices} };
+	return $caught;
+}
+
 # Is the answer to a claim that somebody else has the request now?
 sub is_refused_for_now
 {
 	my ($reply) = @_;
+	my $error = failure($reply);
 
-	return $reply->{error}{C} =~ /^ID(409|503)$/ if $reply->{error};
+	return $error->{C} =~ /^ID(409|503)$/ if $error;
 	return any { any { ($_ // '') =~ /^(in_progress|timed_out)$/ } @$_ } @{ $reply->{rows} };
 }
 
-# Documented differences. Returns what to do: 'roll back' the transaction, or 'end' the script.
+# Documented differences, also in a block that catches the error. Returns what to do: 'roll back'
+# the transaction, or 'end' the script.
 #
 # - Under a snapshot that is older than a change of a claim, a cleanup of the C edition removes
 #	the rows that have expired by now, and one of the portable edition those that the snapshot
@@ -596,13 +609,13 @@ sub known_difference
 {
 	my ($self, $step, @replies) = @_;
 	my %reply = map { $self->{editions}[$_]{name} => $replies[$_] } 0, 1;
-	my $error = $reply{portable}{error};
-
 	return unless keys %reply == 2;
+	my $error = failure($reply{portable});
+
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
 	return unless $step && $self->snapshot_is_old($step->{slot});
 	return 'roll back' if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && is_refused_for_now($reply{c});
-	return 'roll back' if $step->{kind} eq 'claim' && join(' ', sort map { $_->{error} ? $_->{error}{C} : '' } @replies) eq '40001 57014';
+	return 'roll back' if $step->{kind} eq 'claim' && join(' ', sort map { (failure($_) // { C => '' })->{C} } @replies) eq '40001 57014';
 	return unless $step->{kind} eq 'clean';
 	return 'roll back' if $error && $error->{C} eq '40001';
 	return 'roll back' if !$error && !$reply{c}{error} && $reply{portable}{rows}[0][0] < $reply{c}{rows}[0][0];
@@ -616,7 +629,7 @@ sub fails_to_serialize
 	my ($self, $slot) = @_;
 	my @replies = map { $_->{sessions}[$slot]{replies}[0] } @{ $self->{editions} };
 
-	return (any { !$_->{error} } @replies) && ($self->known_difference(undef, @replies) // '') eq 'end';
+	return (any { !failure($_) } @replies) && ($self->known_difference(undef, @replies) // '') eq 'end';
 }
 
 # Returns a difference, or what to do about a documented one.

@@ -382,7 +382,8 @@ sub add_named
 	return;
 }
 
-# A claim in a block whose handler catches the error, which rolls the claim back
+# A claim in a block whose handler catches the error, which rolls the claim back. Run.pm, failure(),
+# reads the notice of the handler.
 sub add_block
 {
 	my ($self, $slot, $key) = @_;
