@@ -593,19 +593,20 @@ sub counted_claims
 }
 
 # Points that are tried each time: those at which idem once failed, and some of which much depends.
-# By name: the numbers change with the code. After a fix, some of these calls are no longer made.
+# By name: the numbers change with the code. After a fix, some of these calls are no longer made;
+# those that must be reached say so.
 my @known = (
 	# The session was left in a subtransaction: by an error in the handling of an error
 	[ 'wait for a transaction', 'alone', 'CopyErrorData', 1 ], [ 'wait for a transaction', 'savepoint', 'CopyErrorData', 1 ],
 	# idem_complete() did not find the claim afterwards: the table of claims lacked it. Its second
 	# allocation makes the table larger, after about 115 of the claims.
-	[ 'complete, one of many', 'savepoint', 'MemoryContextAllocExtended', 2 ],
+	[ 'complete, one of many', 'savepoint', 'MemoryContextAllocExtended', 2, 'reached' ],
 	# The tenth failure ended the session: out of places for callbacks of the relation cache
 	([ 'claim after a change of policy', 'alone', 'hash_create', 1 ]) x 12,
 	# The store is in use
-	[ 'claim', 'savepoint', 'index_getnext_slot', 1 ],
+	[ 'duplicate', 'savepoint', 'index_getnext_slot', 1, 'reached' ],
 	# The promise is made, and the lock of the policies taken
-	[ 'claim', 'savepoint', 'GetCurrentTransactionId', 1 ]);
+	[ 'claim', 'savepoint', 'GetCurrentTransactionId', 1, 'reached' ]);
 
 sub try_known
 {
@@ -617,7 +618,8 @@ sub try_known
 		begin_scenario();
 		prepare_point();
 		my $usual = run_unharmed();
-		try_point_safely($usual);
+		my $reached = try_point_safely($usual);
+		wrong("$point->[2] $point->[3]: not reached") if $point->[4] && !$reached;
 		end_scenario();
 	}
 	return;
