@@ -323,8 +323,9 @@ sub may_run
 			return 0 if any { touches($_, $key, $how) } @others;
 		}
 	}
-	# In one edition the step would use the policy of its snapshot, in the other the new one.
-	return 0 if $step->{snapshot} && any { $_->{policy} } @others;
+	# In one edition the step would use the policy of its snapshot, in the other the new one: also
+	# a statement that reads after it has waited for the change of policy.
+	return 0 if ($step->{snapshot} || $step->{reads}) && any { $_->{policy} } @others;
 	# A waiter that polls with a short lock_timeout could meet the lock of this step for a moment.
 	return 0 if $step->{kind} eq 'move' && @waiting && any { $_->{brief} } @$state[@waiting];
 	return 1 unless @waiting;

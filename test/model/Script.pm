@@ -262,13 +262,15 @@ sub add_try_claim
 	push @more, 'progress => ' . $self->jsonb if chance($leased ? 0.4 : $self->{on}{invalid} ? 0.03 : 0);
 	my $call = 'idem_try_claim('
 	  . named($self->key_arguments($key), $self->scope_argument($key->[2]), @more) . ')';
+	# idem_status() does not see what its own statement claims.
+	my $with_status = 'SELECT c.*, idem_status(' . literal($key->[0]) . ', ' . literal($key->[1])
+	  . ', ' . literal($key->[2]) . ") AS status FROM $call AS c";
 	my $sql = pick(
 		("SELECT * FROM $call") x 8,
-		# idem_status() does not see what its own statement claims.
-		'SELECT c.*, idem_status(' . literal($key->[0]) . ', ' . literal($key->[1])
-		  . ', ' . literal($key->[2]) . ") AS status FROM $call AS c",
+		$with_status,
 		$self->{on}{leases} ? () : "SELECT i, c.* FROM generate_series(1, 2) AS i, $call AS c");
-	my $step = $self->add($slot, 'idem_try_claim', 'claim', $sql, keys => [$key], wait => $wait);
+	my $step = $self->add($slot, 'idem_try_claim', 'claim', $sql, keys => [$key], wait => $wait,
+		reads => $sql eq $with_status);
 	push @{ $self->{leased} }, { id => $step->{id}, key => $key } if $leased;
 	return;
 }
