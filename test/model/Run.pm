@@ -41,10 +41,11 @@ my $wrong_token = '4000000000000';
 
 # An edition is {name, database}; connect() adds its sessions.
 
+# In tens of minutes from now. The server cannot subtract -infinity before PostgreSQL 17.
 my $times = sub {
 	my ($column) = @_;
 
-	return "round(date_part('epoch', $column - clock_timestamp()) / 600)";
+	return "CASE WHEN isfinite($column) THEN round(date_part('epoch', $column - clock_timestamp()) / 600)::text ELSE $column\::text END";
 };
 
 my %looks = (
@@ -400,6 +401,7 @@ sub follow
 	my $state = $self->{state}[ $step->{slot} ];
 
 	$state->{waiting} = undef;
+	$state->{serializable} = $step->{sql} =~ /SERIALIZABLE/ if $step->{kind} eq 'begin' && !$state->{open};
 	$state->{open} = $reply->{status} ne 'I';
 	$state->{failed} = $reply->{status} eq 'E';
 	if (!$state->{open} || ($step->{kind} eq 'end' && !$reply->{error}))
@@ -498,7 +500,7 @@ sub cancel_again
 }
 
 # Waits until each session has answered, or waits in both editions.
-# Returns true and the slots that have answered; or false and the difference.
+# Returns true and the slots that have answered; or false and the difference, or 'end'.
 sub settle
 {
 	my ($self) = @_;
@@ -545,10 +547,12 @@ sub settle
 			} 0, 1;
 			next if $states[0] eq $states[1] && $states[0] ne 'runs';
 			$settled = 0;
+			my @replies = map { $_->{sessions}[$slot]{pending} ? Session::new_reply() : $_->{sessions}[$slot]{replies}[0] } @editions;
+			return (0, 'end')
+			  if (any { $_ eq 'waits' } @states) && ($self->known_difference(undef, @replies) // '') eq 'end';
 			next if time < $begun + $self->{patience_s};
-			my @errors = map { $_->{sessions}[$slot]{pending} ? undef : $_->{sessions}[$slot]{replies}[0]{error} } @editions;
 			return (0, "session $slot after $self->{patience_s} s: "
-				  . join ', ', map { "$editions[$_]{name} $states[$_]" . ($errors[$_] ? " $errors[$_]{C}" : '') } 0, 1);
+				  . join ', ', map { "$editions[$_]{name} $states[$_]" . ($replies[$_]{error} ? " $replies[$_]{error}{C}" : '') } 0, 1);
 		}
 		last if $settled;
 		$self->cancel_again if time > $begun + $cancel_again_after_s;
@@ -615,7 +619,8 @@ sub known_difference
 
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
 	return unless $step && $self->snapshot_is_old($step->{slot});
-	return 'roll back' if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && is_refused_for_now($reply{c});
+	return 'roll back'
+	  if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && $self->{state}[ $step->{slot} ]{serializable} && is_refused_for_now($reply{c});
 	return 'roll back' if $step->{kind} eq 'claim' && join(' ', sort map { (failure($_) // { C => '' })->{C} } @replies) eq '40001 57014';
 	return unless $step->{kind} eq 'clean';
 	return 'roll back' if $error && $error->{C} eq '40001';
@@ -667,7 +672,10 @@ sub compare_looks
 	my @editions = @{ $self->{editions} };
 	my @replies = map { shift @{ $_->{sessions}[$slot]{replies} } } @editions;
 	my @shown = map { show_look($editions[$_], $replies[$_]) } 0, 1;
+	my $fault = first { $_->{error} && $_->{error}{C} !~ /^(?:25P02|40001)$/ } @replies;
 
+	# A look that fails compares nothing, and ends the transaction in which it is.
+	return "look of session $slot: $fault->{error}{C} $fault->{error}{M}" if $fault;
 	return if $shown[0] eq $shown[1];
 	return $self->known_difference(undef, @replies) // $self->compare("rows, as seen by session $slot:", @shown);
 }

@@ -12,7 +12,8 @@
 # server: it connects again, to the address that where() names at that time.
 #
 # A COMMIT whose answer did not arrive is in the journal as "sent", and neither as "committed" nor as
-# "undone". The client then sends its request again, as a client must.
+# "undone". The client then sends its requests again with its next calls, as a client must, until
+# one is answered; each time is in the journal as "again".
 
 package Storm;
 
@@ -241,12 +242,15 @@ sub key
 {
 	my ($self, $scope) = @_;
 	my $user = 'user ' . int rand 3;
-	my $again = $self->{again}{$scope} // [];
+	my $again = $self->{again};
+	my ($next) = grep { $again->[$_]{scope} eq $scope } 0 .. $#$again;
 
-	if (@$again)
+	if (defined $next)
 	{
-		$self->{counts}{sent_again}++;
-		return @{ shift @$again };
+		my $request = splice @$again, $next, 1;
+		push @{ $self->{sending_again} }, $request;
+		$self->journal('again', %$request, began => time);
+		return @$request{qw(user request)};
 	}
 	if ($scope eq 'timed')
 	{
@@ -311,17 +315,30 @@ sub note_answer
 	return;
 }
 
-# Nobody knows whether these executions were committed: their requests will be sent again
+# Nobody knows whether these executions were committed. What is sent again: {scope, user, request}
 sub send_again
 {
 	my ($self, @executions) = @_;
 
 	for my $execution (@executions)
 	{
-		my $again = $self->{again}{ $execution->{scope} } //= [];
-		push @$again, [ @$execution{qw(user request)} ] if @$again < 20;
+		my %request = map { $_ => $execution->{$_} } qw(scope user request);
+		my $is_there = grep { my $other = $_; !grep { $other->{$_} ne $request{$_} } keys %request } @{ $self->{again} };
+		push @{ $self->{again} }, \%request if !$is_there;
 	}
 	return;
+}
+
+# One of these scopes: that of a request that must be sent again, if there is one
+sub pick_scope
+{
+	my ($self, @scopes) = @_;
+
+	for my $request (@{ $self->{again} })
+	{
+		return $request->{scope} if grep { $_ eq $request->{scope} } @scopes;
+	}
+	return $scopes[ rand @scopes ];
 }
 
 # Ends a transaction in which these executions were made; executions are {execution, scope, user,
@@ -406,8 +423,7 @@ sub call_work
 	my $parts = rand() < 0.3 ? 2 : 1;
 	for my $part (1 .. $parts)
 	{
-		my @scopes = qw(brief brief guard retry long timed);
-		my $scope = $scopes[ rand @scopes ];
+		my $scope = $self->pick_scope(qw(brief brief guard retry long timed));
 		my ($user, $request) = $self->key($scope);
 		my $ending = rand() < 0.2 ? 'marker' : rand() < ($scope =~ /^(retry|long)$/ ? 0.4 : 0.05) ? 'failed' : 'done';
 		my $wait = rand() < 0.2 ? '0' : rand() < 0.3 ? '50 ms' : undef;
@@ -539,7 +555,7 @@ sub call_batch
 sub call_lease
 {
 	my ($self) = @_;
-	my $scope = rand() < 0.5 ? 'leases' : 'found';
+	my $scope = $self->pick_scope('leases', 'found');
 	my ($user, $request) = $self->key($scope);
 	my $key = quoted($user, $request);
 	my $began = time;
@@ -680,6 +696,12 @@ sub call_cleanup
 	return;
 }
 
+# Which call sends a request of a scope
+my %call_of = (
+	(map { $_ => 'call_work' } qw(brief guard retry long timed)),
+	(map { $_ => 'call_lease' } qw(leases found)),
+	call => 'call_idem_call', batch => 'call_batch', sink => 'call_sink');
+
 sub client
 {
 	my ($self, $number) = @_;
@@ -690,13 +712,15 @@ sub client
 
 	@calls = map { [$_] } @{ $self->{calls} } if $self->{calls};
 	srand(seed() * 1000 + $number);
-	@$self{qw(number database called ids drawn counts again prepares)} = ($number, $database, 0, 0, 0, {}, {}, $self->{prepares} // 1);
+	@$self{qw(number database called ids drawn counts again prepares)} = ($number, $database, 0, 0, 0, {}, [], $self->{prepares} // 1);
 	open $self->{journal}, '>>', "$self->{folder}/$database.$number" or die $!;
 	until ($self->must_stop)
 	{
 		$self->{session} or $self->connect_again or last;
-		my $call = $calls[ rand @calls ][0];
+		my $call = @{ $self->{again} } ? $call_of{ $self->{again}[0]{scope} } : $calls[ rand @calls ][0];
+		$self->{sending_again} = [];
 		$self->$call;
+		$self->send_again(@{ $self->{sending_again} }) if !$self->{session};
 		$self->{called}++;
 		# A failed transaction ends with its connection, if the ROLLBACK was cancelled.
 		if ($self->{session} && ($self->{session}{status} // 'I') ne 'I')
@@ -882,6 +906,10 @@ sub judge
 				(SELECT DISTINCT scope, user_id, request_id, coalesce(execution, ctid::text) FROM journal
 					WHERE request_id IS NOT NULL AND kind IN ('sent', 'committed', 'undone', 'replay', 'replay_snapshot', 'waited')) AS sending
 				GROUP BY scope, user_id, request_id HAVING count(*) > 1) AS request
+			UNION ALL SELECT 'sent again after doubt', count(*) FROM (SELECT DISTINCT scope, user_id, request_id FROM journal WHERE kind = 'again') AS request
+			UNION ALL SELECT 'found executed then', count(*) FROM (SELECT DISTINCT scope, user_id, request_id FROM journal a
+				WHERE kind = 'again' AND EXISTS (SELECT FROM journal r WHERE r.kind ~ '^replay' AND r.client = a.client
+					AND r.request_id = a.request_id AND r.user_id = a.user_id AND r.scope = a.scope AND r.ended >= a.began)) AS request
 			UNION ALL SELECT 'in doubt', count(*) FROM journal s WHERE kind = 'sent' AND NOT EXISTS (SELECT FROM journal e
 				WHERE e.execution = s.execution AND e.kind IN ('committed', 'undone'))});
 		$sum{$_} += $counted{$_} for keys %counted;

@@ -80,14 +80,17 @@ sub make_databases
 }
 
 # $node->psql() on a server that may be down: returns its status, output and errors, or nothing.
-# If psql cannot connect, it can end before its input was written to it; then $node->psql() dies.
+# If psql cannot connect, it can end before its input was written to it; then $node->psql() dies. It
+# also dies after a timeout, if it cannot say so.
 sub psql_if_up
 {
 	my ($node, @arguments) = @_;
-	my @answer = eval { $node->psql(@arguments) };
+	my $timed_out;
+	local $ENV{PGCONNECT_TIMEOUT} = 5;
+	my @answer = eval { $node->psql(@arguments, timeout => 60, timed_out => \$timed_out) };
 
 	die $@ if $@ && $@ !~ /Broken pipe/;
-	return @answer;
+	return $timed_out ? () : @answer;
 }
 
 # Lines of the server's log that nothing may cause. killed: the test itself kills processes

@@ -7,6 +7,7 @@
 --	replay, replay_snapshot			a claim was answered with result; answer is its outcome
 --	waited							the same, in progress: result is when the lease ended at the latest look
 --	settled							an execution in scope found; began is there if this call settled it
+--	again							a request is sent again, since its client does not know how a COMMIT ended
 --	releasing, refused				a lease is about to be released; a holder got ID410. result is the token
 --	fault, count
 --
@@ -114,6 +115,14 @@ INSERT INTO executions VALUES ('broken', 'brief', 'user', 'broken', 'done', 'bro
 INSERT INTO executions VALUES ('broken', 'long', 'user', 'heir', 'done', 'broken', now(), now(), now());
 INSERT INTO idem_claims (request_id, user_id, scope, state, result, expires_at)
 VALUES ('heir', 'user', 'long', 'completed', '"other"', 'infinity');
+-- broken:
+INSERT INTO executions VALUES ('broken', 'long', 'user', 'heir', 'done', 'broken', now(), now(), now());
+INSERT INTO idem_claims (request_id, user_id, scope, state, result, expires_at)
+VALUES ('heir', 'user', 'long', 'failed', '"broken"', 'infinity');
+-- broken:
+INSERT INTO executions VALUES ('broken', 'long', 'user', 'heir', 'done', 'broken', now(), now(), now());
+INSERT INTO idem_claims (request_id, user_id, scope, state, result, expires_at)
+VALUES ('heir', 'user', 'long', 'completed', '"broken"', now() + interval '1 hour');
 
 -- check: a claim is there without its execution
 SELECT c.request_id FROM idem_claims c

@@ -43,7 +43,7 @@ my $longest = 0;
 
 sub is_serving
 {
-	my ($status, $out) = psql_if_up($node, 'c', 'SELECT count(*) FROM idem_claims', connect_timeout => 5);
+	my ($status, $out) = psql_if_up($node, 'c', 'SELECT count(*) FROM idem_claims');
 	return defined $status && $status == 0;
 }
 
@@ -57,7 +57,7 @@ sub kill_process
 	while (time < $until)
 	{
 		my (undef, $pid) =
-		  psql_if_up($node, 'postgres', "SELECT pid FROM pg_stat_activity WHERE $where ORDER BY random() LIMIT 1", connect_timeout => 5);
+		  psql_if_up($node, 'postgres', "SELECT pid FROM pg_stat_activity WHERE $where ORDER BY random() LIMIT 1");
 		return 1 if defined $pid && $pid =~ /^\d+$/ && kill('KILL', $pid);
 		sleep 0.05;
 	}
@@ -116,6 +116,7 @@ my $counted = $storm->judge;
 figure('crashes', join(', ', map { "$_ $done{$_}" } sort keys %done) . sprintf('; longest until it served again %.1f s', $longest));
 figure('both', "$counted->{claimed} claimed, $counted->{replays} replays, $counted->{'in doubt'} executions in doubt");
 cmp_ok($counted->{claimed}, '>', 0, 'requests were claimed');
+cmp_ok($counted->{'found executed then'}, '>', 0, 'clients sent again what they were not told, and it was executed already');
 cmp_ok($done{$_} // 0, '>', 0, "killed: $_") for @kinds;
 is(faults_in($node, 1), '', 'the log of the server has no other fault');
 ok($node->poll_query_until('c', "SELECT rows_deleted > 0 AND NOT backlog FROM idem_stat_cleanup"), 'the worker cleans again');

@@ -87,7 +87,7 @@ sub create_database
 sub sql
 {
 	my ($sql, $where) = @_;
-	my ($status, $out) = psql_if_up($node, $where // $database, $sql, on_error_stop => 1, timeout => 60);
+	my ($status, $out) = psql_if_up($node, $where // $database, $sql, on_error_stop => 1);
 
 	return defined $status && $status == 0 ? $out : undef;
 }
