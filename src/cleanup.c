@@ -25,7 +25,8 @@
 #include "policy.h"
 #include "wait.h"
 
-/* A batch ends after this, so that it does not hold back VACUUM for long. */
+/* A batch ends after this, where the next second begins, so that it does not hold back VACUUM
+ * for long. */
 #define BATCH_DURATION_MAX_US	INT64CONST(1000000)
 
 /* How often the caller is asked whether to go on */
@@ -42,7 +43,9 @@ typedef struct BatchBounds
 	int64		end_us;			/* on the monotonic clock; 0: not started */
 	int64		next_stop_us;
 	uint32		rows_seen;
-	TimestampTz expires_at;		/* of the latest entry */
+	bool		time_is_over;
+	TimestampTz row_expires_at; /* of the latest row */
+	TimestampTz expires_at;		/* of the latest entry, dead or not */
 	int64		rows_unknown;	/* of entries that expire before it */
 } BatchBounds;
 
@@ -56,23 +59,28 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Asked for every row that the batch finds.  The second starts with the first row: even if
- * the batch had to pass many dead entries before it, it gets something done.
+ * Asked for every row that the batch finds.  Its time starts with the first row: even if the
+ * batch had to pass many dead entries before it, it gets something done.  When the time is
+ * over, the batch ends only where the next second of expires_at begins: the next batch starts
+ * at a time.  If an unfinished second had more rows that stay than a batch can pass, no batch
+ * would get beyond them.
  */
 static bool
-is_at_bounds(BatchBounds *bounds, int64 rows_deleted)
+is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
 {
-	int64		now_us;
-
 	if (rows_deleted >= bounds->order->rows_max)
 		return true;
-	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK != 0)
-		return false;
+	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK == 0)
+	{
+		int64		now_us = idem_monotonic_us();
 
-	now_us = idem_monotonic_us();
-	if (bounds->end_us == 0)
-		bounds->end_us = now_us + BATCH_DURATION_MAX_US;
-	return now_us >= bounds->end_us || must_stop(bounds, now_us);
+		if (bounds->end_us == 0)
+			bounds->end_us = now_us + BATCH_DURATION_MAX_US;
+		bounds->time_is_over = now_us >= bounds->end_us;
+		if (must_stop(bounds, now_us))
+			return true;
+	}
+	return bounds->time_is_over && begins_second;
 }
 
 /*
@@ -161,6 +169,7 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 		   row.expires_at < order->end)
 	{
 		bool		has_expired = row.expires_at <= order->expired_before;
+		bool		begins_second = row.expires_at > bounds->row_expires_at;
 
 		CHECK_FOR_INTERRUPTS();
 
@@ -184,7 +193,7 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 			return;
 		}
 		note_entry(bounds, batch, row.expires_at);
-		if (is_at_bounds(bounds, batch->report.rows_deleted))
+		if (is_at_bounds(bounds, batch->report.rows_deleted, begins_second))
 		{
 			note_row_that_stays(batch, row.expires_at);
 			end_at(batch, row.expires_at);
@@ -192,6 +201,7 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 			batch->rows_unknown = bounds->rows_unknown;
 			return;
 		}
+		bounds->row_expires_at = row.expires_at;
 		clean_row(scan, &row, order->expired_before, batch);
 	}
 	/* Not beyond expired_before: a row that is claimed now can expire earlier than the row
@@ -203,7 +213,11 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 void
 idem_cleanup_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 {
-	BatchBounds bounds = {.order = order, .expires_at = order->start};
+	BatchBounds bounds = {
+		.order = order,
+		.row_expires_at = order->start,
+		.expires_at = order->start
+	};
 	IdemExpiryScan *scan;
 
 	Assert(IsTransactionState());

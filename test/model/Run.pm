@@ -706,10 +706,12 @@ sub step
 
 	# The rows that were read together with the step are valid if no other session has answered.
 	my $has_looked = $alone && @answered == 1 && $answered[0] == $step->{slot};
+	my @compared;
 	for my $slot (@answered)
 	{
 		my $difference = $self->compare_answers($slot);
-		return $self->roll_back($slot) if ($difference // '') eq 'roll back';
+		push @compared, $slot;
+		return $self->roll_back(@compared) if ($difference // '') eq 'roll back';
 		return $difference if $difference;
 		next if $has_looked;
 		for my $session (map { $_->{sessions}[$slot] } @editions)
@@ -733,12 +735,18 @@ sub step
 	return;
 }
 
+# Rolls the transaction of the last slot back, and forgets the looks of all of them: the next answer
+# of a session would be taken for such a look.
 sub roll_back
 {
-	my ($self, $slot) = @_;
+	my ($self, @compared) = @_;
+	my $slot = $compared[-1];
 
 	$self->{known}++;
-	@{ $_->{sessions}[$slot]{replies} } = () for @{ $self->{editions} };
+	for my $edition (@{ $self->{editions} })
+	{
+		@{ $edition->{sessions}[$_]{replies} } = () for @compared;
+	}
 	return $self->step({ id => 2_000_000, slot => $slot, name => 'ROLLBACK', kind => 'end', sql => 'ROLLBACK', keys => [] });
 }
 

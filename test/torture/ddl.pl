@@ -108,7 +108,7 @@ is(faults_in($node), '', 'the log of the server has no fault');
 # prints a value of a type that was dropped meanwhile. (No PL/pgSQL here: a function that was
 # compiled before keeps the type that is gone, for as long as its session lives.)
 my $gone = qr/cache lookup failed for (?:type|function) \d+/;
-$storm = Storm->new($node, clients => 16, databases => ['c'], calls => ['call_plain'], also => [qw(42883 42P01 3F000 55000 42704 0A000)],
+$storm = Storm->new($node, clients => 16, databases => ['c'], calls => ['call_plain'], looks => 0, also => [qw(42883 42P01 3F000 55000 42704 0A000)],
 	also_messages => $gone);
 $storm->start;
 for (1 .. quick_or_full(3, 50))

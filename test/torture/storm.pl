@@ -1,6 +1,6 @@
 # Many clients do everything at once; their journals and the tables must agree
 #
-# Both editions, in two databases of one server. Some 30 % of the requests are sent by many clients.
+# Both editions, in two databases of one server. Two in five requests are sent by many clients.
 # Clients roll back, also to savepoints, and prepare transactions; somebody cancels and terminates
 # them. Claims live for two or three seconds, and are cleaned all the time.
 #
