@@ -515,7 +515,7 @@ BEGIN
 		keeps_past := OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope AND NOT coalesce(NEW.ttl > OLD.ttl, false);
 		NEW.guarded_since := OLD.guarded_since;
 	END IF;
-	IF NEW.key_time = 'any' THEN
+	IF NEW.key_time IS DISTINCT FROM 'uuidv7' THEN
 		NEW.guarded_since := NULL;
 	ELSIF NOT keeps_past THEN
 		IF caller_timeout = '0' THEN
