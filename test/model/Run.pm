@@ -262,6 +262,13 @@ sub touches
 	return $keys->{'*'} || $keys->{$key};
 }
 
+sub drops
+{
+	my ($step) = @_;
+
+	return $step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/;
+}
+
 # Can other sessions have changed something that the snapshot of this session does not see?
 sub snapshot_is_old
 {
@@ -324,6 +331,16 @@ sub may_run
 			return 0 if any { touches($_, $key, $how) } @others;
 		}
 	}
+	# A documented difference: a claim that waits for a transaction which has changed the policy,
+	# and then finds that the key was dropped, keeps to the old policy in one edition.
+	if ($step->{kind} eq 'claim')
+	{
+		for my $key (map { key_name($_) } @{ $step->{keys} })
+		{
+			return 0 if any { $_->{policy} && touches($_, $key, 'dropped') } @others;
+		}
+	}
+	return 0 if @waiting && $state->[$slot]{policy} && ($step->{kind} eq 'undo' || drops($step));
 	# In one edition the step would use the policy of its snapshot, in the other the new one: also
 	# a statement that reads after it has waited for the change of policy.
 	return 0 if ($step->{snapshot} || $step->{reads}) && any { $_->{policy} } @others;
@@ -423,7 +440,7 @@ sub follow
 	$state->{policy} //= 'perhaps' if $step->{kind} eq 'policy';
 	$state->{policy} = 'perhaps' if $step->{kind} eq 'undo' && $state->{policy};
 	return if $step->{kind} eq 'end';
-	if ($step->{kind} eq 'clean' || $step->{name} =~ /^idem_(?:forget|release)$/)
+	if (drops($step))
 	{
 		$state->{dropped}{$_} = 1 for $step->{kind} eq 'clean' ? '*' : map { key_name($_) } @{ $step->{keys} };
 	}
