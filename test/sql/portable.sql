@@ -498,6 +498,14 @@ SHOW synchronous_commit;
 SELECT idem_extend('u', 'lease', :lease, progress => '1') > now() AS extended;
 SHOW synchronous_commit;
 COMMIT;
+-- So is the end of a lease, whatever ends it.
+CREATE TEMP TABLE leases AS
+	SELECT way, (SELECT token FROM idem_try_claim('u', way, lease => '1 min'))
+	FROM unnest(ARRAY['idem_complete', 'idem_fail', 'idem_heal', 'idem_release', 'idem_forget']) AS way;
+SELECT format('SELECT %1$s(''u'', %1$L%2$s) AS %1$s, current_setting(''synchronous_commit'') FROM leases WHERE way = %1$L', way,
+	CASE way WHEN 'idem_release' THEN ', token' WHEN 'idem_heal' THEN ', ''1''' WHEN 'idem_forget' THEN '' ELSE ', ''1'', token' END)
+FROM leases \gexec
+DROP TABLE leases;
 SET synchronous_commit = remote_apply;
 BEGIN;
 SELECT outcome FROM idem_try_claim('u', 'lease 2', lease => '1 min');
