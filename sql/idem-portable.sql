@@ -509,6 +509,10 @@ BEGIN
 		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, coalesce(NEW.scope, '')
 			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
 			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
+	ELSIF NEW.key_time = 'uuidv7' AND NEW.ttl IS NULL THEN
+		RAISE EXCEPTION 'policy of scope "%" has key_time = uuidv7, and so needs a ttl of its own', coalesce(NEW.scope, '')
+			USING ERRCODE = 'check_violation', CONSTRAINT = 'idem_scopes_key_time_ttl_check',
+			HINT = 'Set ttl in the same statement: for how long clients may retry a request.';
 	END IF;
 
 	IF TG_OP = 'UPDATE' THEN
@@ -2657,7 +2661,7 @@ DECLARE
 BEGIN
 	IF locked.token IS DISTINCT FROM token THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
-			'Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token, the scope or an id is wrong: see DETAIL.', key);
+			'Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token is wrong, or the scope or an id in DETAIL.', key);
 	END IF;
 	RETURN locked;
 END

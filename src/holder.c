@@ -112,7 +112,7 @@ idem_raise_lost_lease(const IdemKey *key)
 {
 	idem_stats_count_lost_lease();
 	idem_raise_lost(key, "lease is lost",
-					"Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token, the scope or an id is wrong: see DETAIL.");
+					"Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token is wrong, or the scope or an id in DETAIL.");
 }
 
 IdemOutcome

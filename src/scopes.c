@@ -285,6 +285,32 @@ check_length(TriggerData *trigger, HeapTuple row, AttrNumber attnum,
 			 errtableconstraint(trigger->tg_relation, constraint)));
 }
 
+static bool
+has_uuidv7(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		key_time = column(trigger, row, Anum_scopes_key_time, &isnull);
+
+	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
+}
+
+static void
+check_ttl_of_timed_keys(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+
+	(void) column(trigger, row, Anum_scopes_ttl, &isnull);
+	if (!isnull || !has_uuidv7(trigger, row))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CHECK_VIOLATION),
+			 errmsg("policy of scope \"%s\" has key_time = uuidv7, and so needs a ttl of its own",
+					scope_name(trigger, row)),
+			 errhint("Set ttl in the same statement: for how long clients may retry a request."),
+			 errtableconstraint(trigger->tg_relation,
+								"idem_scopes_key_time_ttl_check")));
+}
+
 /* Before a row changes, and before TRUNCATE */
 Datum
 idem_scopes_changed(PG_FUNCTION_ARGS)
@@ -310,6 +336,7 @@ idem_scopes_changed(PG_FUNCTION_ARGS)
 				 "idem_scopes_lease_check");
 	check_length(trigger, row, Anum_scopes_lease_max, "lease_max",
 				 "idem_scopes_lease_max_check");
+	check_ttl_of_timed_keys(trigger, row);
 	return PointerGetDatum(row);
 }
 
@@ -350,16 +377,8 @@ lock_out_claims(TriggerData *trigger, HeapTuple row)
 	AtEOXact_GUC(true, nest_level);
 }
 
-static bool
-has_uuidv7(TriggerData *trigger, HeapTuple row)
-{
-	bool		isnull;
-	Datum		key_time = column(trigger, row, Anum_scopes_key_time, &isnull);
-
-	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
-}
-
-/* Under uuidv7 a CHECK constraint requires a ttl; the new row is checked after this. */
+/* NULL only where the trigger of idem_scopes_changed() is disabled: a CHECK constraint then
+ * refuses the row. */
 static int64
 ttl_us(TriggerData *trigger, HeapTuple row)
 {
