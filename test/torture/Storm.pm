@@ -782,8 +782,7 @@ sub janitor
 			$self->journal($kind eq 'COMMIT' ? 'committed' : 'undone', execution => $execution, request => $request, ended => time)
 			  if $ended eq '';
 		}
-		last if $last && $state eq '' && !@$rows && !grep { kill 0, $_ } @{ $self->{pids} };
-		if ($self->{looks} && time > $looked_at + 2)
+		if ($self->{looks} && ($last || time > $looked_at + 2))
 		{
 			# Some tests drop the tables meanwhile, or kill the server.
 			my ($failed, $seen) = $self->ask('SELECT looked_at, forgotten FROM forgotten()');
@@ -791,6 +790,7 @@ sub janitor
 			$self->{counts}{still_promised} += $seen->[0][0] if $failed eq '';
 			$self->fault("forgotten too early: $seen->[0][1]") if $failed eq '' && length($seen->[0][1] // '');
 		}
+		last if $last && $state eq '' && !@$rows && !grep { kill 0, $_ } @{ $self->{pids} };
 		sleep 0.2;
 	}
 	$self->journal('count', result => "$_ $self->{counts}{$_}") for keys %{ $self->{counts} };

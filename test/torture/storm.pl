@@ -2,7 +2,7 @@
 #
 # Both editions, in two databases of one server. Two in five requests are sent by many clients.
 # Clients roll back, also to savepoints, and prepare transactions; somebody cancels and terminates
-# them. Claims live for two or three seconds, and are cleaned all the time.
+# them. Most claims live for two or three seconds, and are cleaned all the time; some live for a day.
 #
 # The judge is tested, too: it must find each kind of fault in journals that were broken.
 

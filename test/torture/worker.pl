@@ -239,8 +239,9 @@ my %fault = (
 		kill('STOP', $pid) or return;
 		my $sent = tried(sub { $client->send(next_claims()); $client->flush });
 		sleep 0.2;
-		# False: it ended just before it was to stop
-		my $was_stopped = kill('CONT', $pid);
+		# Not stopped: it ended just before it was to stop
+		my $was_stopped = -e "/proc/$pid" && slurp_file("/proc/$pid/stat") =~ /\) T/;
+		kill('CONT', $pid);
 		ok($sent && tried(sub { $client->answer }), 'claims beside a stopped worker');
 		ok(wait_until(are_cleaned()), 'which are cleaned afterwards');
 		$client->close;
@@ -334,6 +335,7 @@ my %is_slow = map { $_ => 1 } 'killed', 'launcher', 'launcher killed', 'error', 
 my @kinds = grep { is_full() || !$is_slow{$_} } sort keys %fault;
 @kinds = grep { !/^(?:disk|clock) / } @kinds if !$has_shim;
 my $tried = 0;
+my $refused_since;
 
 local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port);
 create_database($_) or BAIL_OUT("no database $_") for 'shop', 'other';
@@ -345,7 +347,14 @@ while (keys %done < @kinds || $tried < $faults)
 	my $kind = @untried ? $untried[ rand @untried ] : $kinds[ rand @kinds ];
 
 	# A worker that ended just now has no fault. The server can be starting again.
-	next if !$fault{$kind}->();
+	if (!$fault{$kind}->())
+	{
+		$refused_since //= clock_gettime(CLOCK_MONOTONIC);
+		next if clock_gettime(CLOCK_MONOTONIC) < $refused_since + $PostgreSQL::Test::Utils::timeout_default;
+		fail("fault $kind comes about");
+		last;
+	}
+	$refused_since = undef;
 	$done{$kind}++;
 	$tried++;
 	my $began = clock_gettime(CLOCK_MONOTONIC);
