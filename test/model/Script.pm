@@ -288,10 +288,12 @@ sub array_of
 sub add_batch
 {
 	my ($self, $slot) = @_;
-	my $scope = pick(@{ $self->{scopes} });
+	my $moved = chance(0.5) ? $self->{moved} : undef;
+	my $scope = $moved ? $moved->[2] : pick(@{ $self->{scopes} });
 	my @keys = grep { $_->[2] eq $scope } @{ $self->{keys} };
 
 	@keys = map { @keys ? pick(@keys) : () } 1 .. pick(0, 1, 2, 3, 4, 6);
+	$keys[0] = $moved if @keys && $moved;
 	my @users = map { $self->id($_->[0]) } @keys;
 	my @requests = map { $self->id($_->[1]) } @keys;
 	my ($wait, @wait) = $self->wait_argument;
@@ -430,6 +432,7 @@ sub add_move
 	$self->add(0, "($what)", 'move',
 		"UPDATE idem_claims SET " . join(', ', @set)
 		  . " WHERE ctid IN (SELECT ctid FROM idem_claims WHERE $where FOR UPDATE SKIP LOCKED)");
+	$self->{moved} = $key;
 	return;
 }
 
