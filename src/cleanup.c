@@ -25,8 +25,8 @@
 #include "policy.h"
 #include "wait.h"
 
-/* A batch ends after this, where the next second begins, so that it does not hold back VACUUM
- * for long. */
+/* A batch removes rows for so long at most, and ends where the next second begins if it has
+ * found nothing to remove for so long: so it does not hold back VACUUM, or DDL, for long. */
 #define BATCH_DURATION_MAX_US	INT64CONST(1000000)
 
 /* How often the caller is asked whether to go on */
@@ -40,10 +40,11 @@
 typedef struct BatchBounds
 {
 	const IdemCleanupOrder *order;
-	int64		end_us;			/* on the monotonic clock; 0: not started */
+	int64		pass_end_us;	/* on the monotonic clock; 0: not started */
+	int64		removal_end_us; /* the same */
 	int64		next_stop_us;
 	uint32		rows_seen;
-	bool		time_is_over;
+	bool		passing_is_over;
 	TimestampTz row_expires_at; /* of the latest row */
 	TimestampTz expires_at;		/* of the latest entry, dead or not */
 	int64		rows_unknown;	/* of entries that expire before it */
@@ -59,11 +60,15 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Asked for every row that the batch finds.  Its time starts with the first row: even if the
- * batch had to pass many dead entries before it, it gets something done.  When the time is
- * over, the batch ends only where the next second of expires_at begins: the next batch starts
- * at a time.  If an unfinished second had more rows that stay than a batch can pass, no batch
- * would get beyond them.
+ * Asked for every row that the batch finds.  There are two limits of time.
+ *
+ * One starts with the first row: even if the batch had to pass many dead entries before it, it
+ * gets something done.  It ends the batch only where the next second of expires_at begins,
+ * because the next batch starts at a time.  If an unfinished second had more rows that stay
+ * than a batch can pass, no batch would get beyond them.
+ *
+ * The other starts with the first removal, and ends the batch anywhere: the next batch meets
+ * fewer rows.
  */
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
@@ -74,13 +79,16 @@ is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
 	{
 		int64		now_us = idem_monotonic_us();
 
-		if (bounds->end_us == 0)
-			bounds->end_us = now_us + BATCH_DURATION_MAX_US;
-		bounds->time_is_over = now_us >= bounds->end_us;
-		if (must_stop(bounds, now_us))
+		if (bounds->pass_end_us == 0)
+			bounds->pass_end_us = now_us + BATCH_DURATION_MAX_US;
+		if (bounds->removal_end_us == 0 && rows_deleted > 0)
+			bounds->removal_end_us = now_us + BATCH_DURATION_MAX_US;
+		bounds->passing_is_over = now_us >= bounds->pass_end_us;
+		if ((rows_deleted > 0 && now_us >= bounds->removal_end_us) ||
+			must_stop(bounds, now_us))
 			return true;
 	}
-	return bounds->time_is_over && begins_second;
+	return bounds->passing_is_over && begins_second;
 }
 
 /*
@@ -195,9 +203,15 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 		note_entry(bounds, batch, row.expires_at);
 		if (is_at_bounds(bounds, batch->report.rows_deleted, begins_second))
 		{
-			note_row_that_stays(batch, row.expires_at);
+			/* Where rows were removed, more are likely to follow. */
+			if (batch->report.rows_deleted > 0 || !is_kept_as_unknown(&row))
+			{
+				note_row_that_stays(batch, row.expires_at);
+				batch->report.backlog = true;
+			}
+			else
+				batch->report.end = row.expires_at;
 			end_at(batch, row.expires_at);
-			batch->report.backlog = true;
 			batch->rows_unknown = bounds->rows_unknown;
 			return;
 		}

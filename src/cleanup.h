@@ -39,10 +39,11 @@ typedef struct IdemCleanupBatch
 } IdemCleanupBatch;
 
 /*
- * Carries out the order in the caller's transaction, for about a second at most.  Publishes
+ * Carries out the order in the caller's transaction.  Removes rows for about a second at most; and
+ * passes rows that stay for about a second, up to the end of a second of expires_at.  Publishes
  * nothing: that is the caller's, after the commit.  A row that another transaction has
- * locked or changed is skipped.  If there can be more, next_start is after start, unless
- * rows_max, the second or stop ended the batch.
+ * locked or changed is skipped.  If there can be more, next_start is after start, unless rows were
+ * removed or stop ended the batch.
  *
  * Takes RowExclusiveLock on the claims until the transaction ends, and never waits for a
  * row.  Raises what the store raises.

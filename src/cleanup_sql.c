@@ -61,14 +61,21 @@ run_batch(int rows_max, TimestampTz start, TimestampTz expired_before,
 	idem_stats_count_cleanup(&batch->report);
 }
 
-/* idem_cleanup(batch_size): one batch, returns the number of rows removed */
+/*
+ * idem_cleanup(batch_size): one batch, returns the number of rows removed.  A batch that has only
+ * passed rows that stay does not count: 0 tells the caller that nothing is left that it could
+ * remove.
+ */
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
-	IdemCleanupBatch batch;
+	int			rows_max = batch_rows_max_arg(fcinfo, 0);
+	TimestampTz expired_before = GetCurrentTimestamp();
+	IdemCleanupBatch batch = {.next_start = DT_NOBEGIN};
 
-	run_batch(batch_rows_max_arg(fcinfo, 0), DT_NOBEGIN, GetCurrentTimestamp(),
-			  &batch);
+	do
+		run_batch(rows_max, batch.next_start, expired_before, &batch);
+	while (batch.report.rows_deleted == 0 && batch.more);
 	PG_RETURN_INT64(batch.report.rows_deleted);
 }
 

@@ -26,6 +26,7 @@ struct IdemExpiryScan
 	Relation	index;
 	Snapshot	snapshot;
 	IndexScanDesc scan;
+	text	   *scope;			/* a copy of the latest row's, if it was compressed */
 };
 
 static Relation
@@ -78,6 +79,11 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 	bool		isnull;
 
 	Assert(scan->store->in_use);
+	if (scan->scope != NULL)
+	{
+		pfree(scan->scope);
+		scan->scope = NULL;
+	}
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
 	/* Of the rows of an entry, an MVCC snapshot sees one at most. */
@@ -96,11 +102,18 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
 	if (row->state == IDEM_STATE_IN_PROGRESS)
 	{
+		Datum		stored;
+		text	   *scope;
+
 		slot_getsomeattrs(slot, Anum_claims_scope);
 		row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
 			IDEM_NO_TIME :
 			DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
-		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
+		stored = slot->tts_values[Anum_claims_scope - 1];
+		scope = DatumGetTextPP(stored);
+		if ((Pointer) scope != DatumGetPointer(stored))
+			scan->scope = scope;
+		row->scope = scope;
 	}
 	return true;
 }
