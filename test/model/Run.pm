@@ -340,6 +340,9 @@ sub may_run
 			return 0 if any { $_->{policy} && touches($_, $key, 'dropped') } @others;
 		}
 	}
+	# A documented difference: under an old snapshot the portable edition does not see every claim
+	# that has expired by now. So a cleanup of one or two claims may remove others there.
+	return 0 if $step->{sql} =~ /^SELECT idem_cleanup\([12]\)/ && $self->snapshot_is_old($slot);
 	return 0 if @waiting && $state->[$slot]{policy} && ($step->{kind} eq 'undo' || drops($step));
 	# In one edition the step would use the policy of its snapshot, in the other the new one: also
 	# a statement that reads after it has waited for the change of policy.
