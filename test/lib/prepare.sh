@@ -159,6 +159,8 @@ prepare_machine()
 	# shellcheck disable=SC2034 # for the caller
 	version=$("$pg_config" --version)
 	export PG_CONFIG=$pg_config
+	[ -z "${IDEM_INSTALLED:-}" ] || [ -e "$("$pg_config" --pkglibdir)/idem.so" ] ||
+		die "IDEM_INSTALLED is set, but the extension is not installed for $version"
 }
 
 # install_without_service PACKAGE: Debian's package would start its service, now and at each boot;

@@ -371,6 +371,7 @@ sub end_transaction
 	$self->check_error($committed, $message, 'COMMIT');
 	if ($committed eq 'lost')
 	{
+		$self->{counts}{commits_in_doubt}++ if @executions;
 		$self->send_again(@executions);
 		return 0;
 	}

@@ -39,7 +39,7 @@ sub seed
 sub quick_or_full
 {
 	my ($quick, $full) = @_;
-	my $scaled = int($full * ($ENV{TORTURE_SCALE} || 1));
+	my $scaled = int($full * ($ENV{TORTURE_SCALE} // 1));
 
 	return is_full() ? ($scaled > $quick ? $scaled : $quick) : $quick;
 }
