@@ -314,9 +314,11 @@ sub may_run
 	{
 		# In the portable edition a change waits for every transaction that has claimed, also
 		# for one that waits for a key. TRUNCATE waits for every transaction that has read the
-		# table. A change by the operator beside another change is refused in both editions.
+		# table. A change by the operator beside another change is refused in both editions, or
+		# changes other policies: a transaction with a snapshot would then use the new ones in one
+		# edition only.
 		return 0
-		  if any { $_->{waiting} || ($_->{open} && ($slot || $_->{failed} || ($_->{policy} // '') ne 'changed')) } @others;
+		  if any { $_->{waiting} || ($_->{open} && ($slot || $_->{failed} || $_->{snapshot} || ($_->{policy} // '') ne 'changed')) } @others;
 		return 0 if $step->{truncates} && any { $_->{open} } @others, $state->[$slot];
 		return 1;
 	}
