@@ -62,10 +62,11 @@ must_stop(BatchBounds *bounds, int64 now_us)
 /*
  * Asked for every row that the batch finds.  There are two limits of time.
  *
- * One starts with the first row: even if the batch had to pass many dead entries before it, it
- * gets something done.  It ends the batch only where the next second of expires_at begins,
- * because the next batch starts at a time.  If an unfinished second had more rows that stay
- * than a batch can pass, no batch would get beyond them.
+ * One is for a batch that has removed nothing.  It starts with the first row: even if the batch
+ * had to pass many dead entries before it, it gets something done.  It ends the batch only where
+ * the next second of expires_at begins, because the next batch starts at a time.  If an
+ * unfinished second had more rows that stay than a batch can pass, no batch would get beyond
+ * them.
  *
  * The other starts with the first removal, and ends the batch anywhere: the next batch meets
  * fewer rows.
@@ -73,22 +74,26 @@ must_stop(BatchBounds *bounds, int64 now_us)
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
 {
+	bool		removes = rows_deleted > 0;
+
 	if (rows_deleted >= bounds->order->rows_max)
 		return true;
-	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK == 0)
+	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK == 0 ||
+		(removes && bounds->removal_end_us == 0))
 	{
 		int64		now_us = idem_monotonic_us();
 
 		if (bounds->pass_end_us == 0)
 			bounds->pass_end_us = now_us + BATCH_DURATION_MAX_US;
-		if (bounds->removal_end_us == 0 && rows_deleted > 0)
+		if (removes && bounds->removal_end_us == 0)
 			bounds->removal_end_us = now_us + BATCH_DURATION_MAX_US;
 		bounds->passing_is_over = now_us >= bounds->pass_end_us;
-		if ((rows_deleted > 0 && now_us >= bounds->removal_end_us) ||
+		if ((removes && now_us >= bounds->removal_end_us) ||
 			must_stop(bounds, now_us))
 			return true;
 	}
-	return bounds->passing_is_over && begins_second;
+	return bounds->passing_is_over && !removes && begins_second &&
+		!bounds->order->pass_all;
 }
 
 /*
@@ -133,6 +138,18 @@ is_live(const IdemExpiring *row, TimestampTz now)
 	return row->state == IDEM_STATE_IN_PROGRESS && row->lease_until > now;
 }
 
+/*
+ * Whether the row, at which the batch ends by its bounds, is one that the next batch can remove.
+ * Where a batch has removed nothing, and has skipped rows, this one is probably locked as well.
+ * Called backlog, locked rows would be looked at without a pause until they are free.
+ */
+static bool
+is_backlog(const IdemCleanupBatch *batch, const IdemExpiring *row, TimestampTz now)
+{
+	return !is_kept_as_unknown(row) && !is_live(row, now) &&
+		(batch->report.rows_deleted > 0 || batch->rows_skipped == 0);
+}
+
 /* The next batch starts at the second in which this one ends, and counts the unknown rows of
  * that second. */
 static void
@@ -145,11 +162,19 @@ note_entry(BatchBounds *bounds, const IdemCleanupBatch *batch,
 	bounds->expires_at = expires_at;
 }
 
+/* The bounds end the batch at this row or entry, which has expired: there can be more. */
 static void
-end_at(IdemCleanupBatch *batch, TimestampTz expires_at)
+end_at(IdemCleanupBatch *batch, const BatchBounds *bounds, const IdemExpiring *row)
 {
-	batch->more = true;
-	batch->next_start = expires_at;
+	batch->report.more = true;
+	batch->report.backlog = !row->dead &&
+		is_backlog(batch, row, bounds->order->expired_before);
+	if (batch->report.backlog)
+		note_row_that_stays(batch, row->expires_at);
+	else
+		batch->report.end = row->expires_at;
+	batch->next_start = row->expires_at;
+	batch->rows_unknown = bounds->rows_unknown;
 }
 
 static void
@@ -178,10 +203,12 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 	{
 		bool		has_expired = row.expires_at <= order->expired_before;
 		bool		begins_second = row.expires_at > bounds->row_expires_at;
+		bool		is_over = row.dead &&
+			is_at_dead_bounds(bounds, batch, row.expires_at);
 
 		CHECK_FOR_INTERRUPTS();
 
-		if (row.dead && !is_at_dead_bounds(bounds, batch, row.expires_at))
+		if (row.dead && !is_over)
 		{
 			batch->dead_entries++;
 			note_entry(bounds, batch, row.expires_at);
@@ -194,25 +221,11 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 			note_row_that_stays(batch, row.expires_at);
 			break;
 		}
-		if (row.dead)
-		{
-			end_at(batch, row.expires_at);
-			batch->report.end = row.expires_at;
-			return;
-		}
 		note_entry(bounds, batch, row.expires_at);
-		if (is_at_bounds(bounds, batch->report.rows_deleted, begins_second))
+		if (is_over ||
+			is_at_bounds(bounds, batch->report.rows_deleted, begins_second))
 		{
-			/* Where rows were removed, more are likely to follow. */
-			if (batch->report.rows_deleted > 0 || !is_kept_as_unknown(&row))
-			{
-				note_row_that_stays(batch, row.expires_at);
-				batch->report.backlog = true;
-			}
-			else
-				batch->report.end = row.expires_at;
-			end_at(batch, row.expires_at);
-			batch->rows_unknown = bounds->rows_unknown;
+			end_at(batch, bounds, &row);
 			return;
 		}
 		bounds->row_expires_at = row.expires_at;
@@ -247,5 +260,5 @@ idem_cleanup_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 	idem_store_expiry_scan_end(scan);
 
 	Assert(batch->next_start >= order->start);
-	Assert(batch->report.backlog <= batch->more);
+	Assert(batch->report.backlog <= batch->report.more);
 }

@@ -22,6 +22,8 @@ typedef struct IdemCleanupOrder
 	int			rows_max;		/* how many rows to remove at most */
 	int			dead_max;		/* how many dead entries to pass at most, up to the end
 								 * of a second; 0: any number */
+	bool		pass_all;		/* pass rows that stay, however long that takes, until
+								 * one is removed */
 	IdemCleanupStop stop;		/* or NULL */
 } IdemCleanupOrder;
 
@@ -33,17 +35,16 @@ typedef struct IdemCleanupBatch
 								 * transaction, or under a live lease */
 	int64		rows_unknown;	/* expired, not settled, kept by lapsed = unknown */
 	int64		dead_entries;	/* index entries passed whose rows are dead */
-	bool		more;			/* ended by its bounds: there can be more */
 	TimestampTz next_start;		/* rows left before it: only those of rows_skipped and
 								 * rows_unknown */
 } IdemCleanupBatch;
 
 /*
  * Carries out the order in the caller's transaction.  Removes rows for about a second at most; and
- * passes rows that stay for about a second, up to the end of a second of expires_at.  Publishes
- * nothing: that is the caller's, after the commit.  A row that another transaction has
- * locked or changed is skipped.  If there can be more, next_start is after start, unless rows were
- * removed or stop ended the batch.
+ * before the first removal passes rows that stay for about a second, up to the end of a second of
+ * expires_at.  Publishes nothing: that is the caller's, after the commit.  A row that another
+ * transaction has locked or changed is skipped.  If there can be more, next_start is after start,
+ * unless rows were removed or stop ended the batch.
  *
  * Takes RowExclusiveLock on the claims until the transaction ends, and never waits for a
  * row.  Raises what the store raises.

@@ -40,42 +40,38 @@ batch_rows_max_arg(FunctionCallInfo fcinfo, int arg)
 	return rows;
 }
 
-/* Passes any number of dead entries: the caller wants rows removed. */
+/* With no dead_max, a batch passes any number of dead entries: the caller wants rows removed. */
 static void
-run_batch(int rows_max, TimestampTz start, TimestampTz expired_before,
-		  IdemCleanupBatch *batch)
+run_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 {
-	IdemCleanupOrder order = {
-		.start = start,
-		.end = DT_NOEND,
-		.expired_before = expired_before,
-		.rows_max = rows_max
-	};
 	int64		began_us = idem_monotonic_us();
 	uint64		publications;
 
 	(void) idem_stats_begin_batch(&publications);
-	idem_cleanup_batch(&order, batch);
+	idem_cleanup_batch(order, batch);
 	batch->report.publications = publications;
 	batch->report.seconds = (idem_monotonic_us() - began_us) / 1e6;
 	idem_stats_count_cleanup(&batch->report);
 }
 
 /*
- * idem_cleanup(batch_size): one batch, returns the number of rows removed.  A batch that has only
- * passed rows that stay does not count: 0 tells the caller that nothing is left that it could
+ * idem_cleanup(batch_size): one batch, returns the number of rows removed.  It does not end before
+ * it has removed one, or has seen all: 0 tells the caller that nothing is left that it could
  * remove.
  */
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
-	int			rows_max = batch_rows_max_arg(fcinfo, 0);
-	TimestampTz expired_before = GetCurrentTimestamp();
-	IdemCleanupBatch batch = {.next_start = DT_NOBEGIN};
+	IdemCleanupOrder order = {
+		.start = DT_NOBEGIN,
+		.end = DT_NOEND,
+		.expired_before = GetCurrentTimestamp(),
+		.rows_max = batch_rows_max_arg(fcinfo, 0),
+		.pass_all = true
+	};
+	IdemCleanupBatch batch;
 
-	do
-		run_batch(rows_max, batch.next_start, expired_before, &batch);
-	while (batch.report.rows_deleted == 0 && batch.more);
+	run_batch(&order, &batch);
 	PG_RETURN_INT64(batch.report.rows_deleted);
 }
 
@@ -87,8 +83,12 @@ idem_cleanup(PG_FUNCTION_ARGS)
 Datum
 idem_cleanup_step(PG_FUNCTION_ARGS)
 {
-	TimestampTz start = DT_NOBEGIN;
-	TimestampTz expired_before = GetCurrentTimestamp();
+	IdemCleanupOrder order = {
+		.start = PG_ARGISNULL(1) ? DT_NOBEGIN : PG_GETARG_TIMESTAMPTZ(1),
+		.end = DT_NOEND,
+		.expired_before = GetCurrentTimestamp(),
+		.rows_max = batch_rows_max_arg(fcinfo, 0)
+	};
 	IdemCleanupBatch batch;
 	TupleDesc	desc;
 	Datum		values[3];
@@ -98,14 +98,12 @@ idem_cleanup_step(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 	idem_require_columns(desc, lengthof(values));
 
-	if (!PG_ARGISNULL(1))
-		start = PG_GETARG_TIMESTAMPTZ(1);
 	if (!PG_ARGISNULL(2))
-		expired_before = Min(expired_before, PG_GETARG_TIMESTAMPTZ(2));
-	run_batch(batch_rows_max_arg(fcinfo, 0), start, expired_before, &batch);
+		order.expired_before = Min(order.expired_before, PG_GETARG_TIMESTAMPTZ(2));
+	run_batch(&order, &batch);
 
 	values[0] = Int64GetDatum(batch.report.rows_deleted);
-	values[1] = BoolGetDatum(batch.more);
+	values[1] = BoolGetDatum(batch.report.more);
 	values[2] = TimestampTzGetDatum(batch.next_start);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, nulls)));

@@ -138,5 +138,7 @@ idem_store_expiry_scan_end(IdemExpiryScan *scan)
 	index_close(scan->index, NoLock);
 	idem_store_done(scan->store);
 	CommandCounterIncrement();
+	if (scan->scope != NULL)
+		pfree(scan->scope);
 	pfree(scan);
 }

@@ -113,8 +113,15 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 {
 	bool		isnull;
 	Datum		datum = slot_getattr(slot, column, &isnull);
+	char	   *stored;
+	bool		is_equal;
 
-	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
+	if (isnull)
+		return false;
+	stored = TextDatumGetCString(datum);
+	is_equal = strcmp(stored, value) == 0;
+	pfree(stored);
+	return is_equal;
 }
 
 static int64

@@ -25,8 +25,8 @@
  *	- while nothing is left to remove at the mark, slices run without a pause, up to
  *	  IDEM_RESCAN_INTERVAL before it is over; the next rescan begins that much later;
  *	- an urgent rescan does not pause.  It is the first one, was ordered, or has found
- *	  backlog.  A slice that found backlog is not counted as time of the rescan: it removed
- *	  rows.
+ *	  backlog.  A slice that left backlog and removed rows is not counted as time of the
+ *	  rescan.
  */
 #include "postgres.h"
 
@@ -79,6 +79,21 @@ slice_is_due(const IdemCleanupRun *run, TimestampTz now)
 	return run->marks.rescan_is_urgent ||
 		pause_is_over(&run->marks, now,
 					  run->more_at_mark ? 0 : IDEM_RESCAN_INTERVAL);
+}
+
+void
+idem_rescan_begin_run(IdemCleanupRun *run, const IdemCleanupStats *stats,
+					  bool is_ordered)
+{
+	*run = (IdemCleanupRun) {
+		.marks = stats->marks,
+		.rescan_ordered = is_ordered,
+		/* Nobody noted on which side of the mark: on each until a batch there tells.  A rescan
+		 * that has found backlog is urgent. */
+		.backlog_at_mark = stats->backlog,
+		.backlog_behind = stats->backlog && is_rescanning(&stats->marks) &&
+			stats->marks.rescan_is_urgent
+	};
 }
 
 static void
@@ -136,6 +151,13 @@ idem_rescan_next(IdemCleanupRun *run, TimestampTz oldest_expires_at,
 	return true;
 }
 
+/* A batch that ended by its bounds, and has only passed rows, does not tell what is behind them. */
+static bool
+leaves_backlog(const IdemCleanupReport *report, bool had_backlog)
+{
+	return report->backlog || (report->more && had_backlog);
+}
+
 void
 idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 					int64 duration_us)
@@ -146,8 +168,8 @@ idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 	{
 		Assert(batch->report.start == marks->low_water);
 		Assert(batch->next_start >= marks->low_water);
-		run->more_at_mark = batch->more;
-		run->backlog_at_mark = batch->report.backlog;
+		run->more_at_mark = batch->report.more;
+		run->backlog_at_mark = leaves_backlog(&batch->report, run->backlog_at_mark);
 		marks->low_water = batch->next_start;
 		marks->rows_unknown += batch->rows_unknown;
 	}
@@ -155,14 +177,14 @@ idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 	{
 		Assert(run->latest == IDEM_SLICE_BEHIND);
 		Assert(batch->report.start == marks->rescan_cursor);
-		run->backlog_behind = batch->report.backlog;
+		run->backlog_behind = leaves_backlog(&batch->report, run->backlog_behind);
 		if (batch->report.backlog)
 			marks->rescan_is_urgent = true;
-		else
+		if (!batch->report.backlog || batch->report.rows_deleted == 0)
 			marks->rescan_us += duration_us;
 		marks->rescan_unknown += batch->rows_unknown;
-		marks->rescan_cursor = batch->more ? batch->next_start : DT_NOEND;
-		if (!batch->more)
+		marks->rescan_cursor = batch->report.more ? batch->next_start : DT_NOEND;
+		if (!batch->report.more)
 			marks->rows_unknown = marks->rescan_unknown;
 	}
 	batch->report.backlog = run->backlog_at_mark || run->backlog_behind;

@@ -30,9 +30,13 @@ typedef struct IdemCleanupRun
 		IDEM_BATCH_AT_MARK
 	}			latest;
 	bool		more_at_mark;	/* the latest batch there ended by its bounds */
-	bool		backlog_at_mark;	/* at a row that has expired */
-	bool		backlog_behind; /* the latest slice of a rescan ended at one */
+	bool		backlog_at_mark;	/* rows that can be removed are known to be left there */
+	bool		backlog_behind; /* and before the mark */
 } IdemCleanupRun;
+
+/* stats: what the run before has left.  is_ordered: begin with an urgent rescan. */
+extern void idem_rescan_begin_run(IdemCleanupRun *run, const IdemCleanupStats *stats,
+								  bool is_ordered);
 
 /*
  * Sets where the next batch starts and ends, and its expired_before; the rest of the order

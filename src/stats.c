@@ -37,7 +37,12 @@
  *	   that commits later lowers slot->claimed again.
  *	2. After its commit, the batch replaces oldest by the earliest expiry that it saw of a row
  *	   that stays, or else by the end of what it looked at.  It may only lower oldest if oldest
- *	   lies outside of what it looked at, or if another batch has published since step 1.
+ *	   lies outside of what it looked at, or if another batch has written it since step 1: has
+ *	   published, or has moved claims there that this one's snapshot did not see.
+ *
+ * Backlog, whether expired rows are left that can be removed, goes with it.  Any batch can find
+ * one.  Only a batch that has seen all, and was not overtaken by another one, can say that there
+ * is none.
  *
  * If the value is too early, a worker looks at the table in vain.  If it were too late,
  * expired claims would stay until the next rescan.
@@ -283,6 +288,8 @@ idem_stats_begin_batch(uint64 *publications)
 												   (uint64) DT_NOEND);
 	oldest = Min(slot->cleanup.oldest, claimed);
 	slot->cleanup.oldest = oldest;
+	if (claimed != DT_NOEND)
+		slot->cleanup.publications++;
 	*publications = slot->cleanup.publications;
 	SpinLockRelease(&slot->mutex);
 	return oldest;
@@ -292,11 +299,14 @@ idem_stats_begin_batch(uint64 *publications)
 static void
 replace_oldest(IdemCleanupStats *cleanup, const IdemCleanupReport *report)
 {
-	if (cleanup->publications == report->publications &&
+	bool		is_overtaken = cleanup->publications != report->publications;
+
+	if (!is_overtaken &&
 		cleanup->oldest >= report->start && cleanup->oldest < report->end)
 		cleanup->oldest = report->end;
 	cleanup->oldest = Min(cleanup->oldest, report->oldest_expires_at);
-	cleanup->backlog = report->backlog;
+	if (report->backlog || (!report->more && !is_overtaken))
+		cleanup->backlog = report->backlog;
 	cleanup->publications++;
 }
 

@@ -55,7 +55,8 @@ typedef struct IdemCleanupReport
 	TimestampTz oldest_expires_at;	/* earliest expiry it saw of a row that stays;
 									 * DT_NOEND: it saw none */
 	int64		rows_deleted;
-	bool		backlog;		/* expired rows are known to be left */
+	bool		more;			/* the batch ended by its bounds: there can be more */
+	bool		backlog;		/* expired rows that can be removed are known to be left */
 	double		seconds;		/* duration, its commit included */
 	uint64		publications;	/* of idem_stats_begin_batch() */
 } IdemCleanupReport;
@@ -194,8 +195,8 @@ typedef struct IdemCleanupStats
 
 	/* State, which idem_stats_reset() leaves */
 	TimestampTz oldest;			/* earliest expiry that may be left; DT_NOEND: none */
-	uint64		publications;	/* how often a batch replaced it */
-	bool		backlog;		/* expired rows are known to be left */
+	uint64		publications;	/* how often a batch replaced it, or lowered it by claims */
+	bool		backlog;		/* expired rows that can be removed are known to be left */
 	IdemCleanupMarks marks;
 	int			worker_pid;		/* 0: none */
 	uint64		runs;			/* of the worker that came to a regular end */

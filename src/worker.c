@@ -289,10 +289,10 @@ run_batches(bool rescan)
 {
 	TimestampTz began_at = GetCurrentTimestamp();
 	IdemCleanupStats stats;
-	IdemCleanupRun run = {.rescan_ordered = rescan};
+	IdemCleanupRun run;
 
 	(void) idem_stats_read_database(MyDatabaseId, &stats);
-	run.marks = stats.marks;
+	idem_rescan_begin_run(&run, &stats, rescan);
 	while (run_batch(&run, &stats.backlog))
 	{
 		/* Ends with a batch at the mark: the next worker may begin with a slice. */

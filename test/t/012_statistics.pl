@@ -7,6 +7,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+use Client;
+
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 # No worker cleans here, only the test.
@@ -144,6 +146,91 @@ stat_is($rows_and_batches, join('|', $rows + 2, $batches + 2, 'f'), 'a savepoint
 insert_expired(1);
 query(q{BEGIN; SELECT idem_claim('user', 'before the savepoint'); SAVEPOINT s; SELECT idem_cleanup(); RELEASE s; COMMIT});
 stat_is($rows_and_batches, join('|', $rows + 3, $batches + 3, 'f'), 'also after a claim');
+
+# ----- batches at the same time -----
+
+my $forget = 'TRUNCATE idem_claims; SELECT idem_cleanup()';
+my ($first, $second) = map { Client->new($node) } 1, 2;
+
+query($forget);
+insert_expired(10);
+is($first->ask('BEGIN; SELECT idem_cleanup()'), 10, 'a session has removed all that it saw');
+insert_expired(3);
+is(query('SELECT idem_cleanup(1)'), 1, 'another one finds claims that were made meanwhile');
+$first->ask('COMMIT');
+stat_is('backlog', 't', 'the first one does not end their backlog');
+query('SELECT idem_cleanup()');
+stat_is('backlog', 'f', 'to remove them does');
+
+$first->ask('BEGIN; SELECT idem_cleanup()');
+query(q{SELECT idem_claim('user', 'not seen', 'short')});
+$node->poll_query_until('postgres', q{SELECT EXISTS (SELECT FROM idem_claims WHERE expires_at < clock_timestamp())});
+is($second->ask('BEGIN; SELECT idem_cleanup(); ROLLBACK'), 1, 'a session sees a claim, and fails');
+$first->ask('COMMIT');
+stat_is(q{oldest_expired_age > '0'}, 't', 'one that had not seen it does not forget it');
+
+# ----- batches that only pass claims that stay -----
+
+query($forget);
+query(q{INSERT INTO idem_scopes (scope, lapsed) VALUES ('careful', 'unknown')});
+
+# Claims of a second, first one that stays as unknown, then others; and claims of the next second.
+# "kept" are unknown, too; "locked" are completed, and another session locks them.
+sub insert_two_seconds
+{
+	my ($next) = @_;
+	my %columns = (
+		kept => "'2001-01-01', i, 'in_progress', 'kept ' || i, 'user', 'careful'",
+		locked => "NULL, NULL, 'completed', 'locked ' || i, 'user', ''");
+	my $insert = 'INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope)';
+	query("$insert SELECT '2001-01-01', $columns{kept} FROM generate_series(0, 0) AS i");
+	query("$insert SELECT '2001-01-01', $columns{locked} FROM generate_series(1, 40) AS i");
+	query("$insert SELECT '2001-01-02', $columns{$next} FROM generate_series(41, 80) AS i");
+	return;
+}
+
+# What a batch answers that waits for a policy at its first claim, for longer than it may pass claims.
+# So it ends at the next second.
+sub slow_batch
+{
+	my $cleaner = Client->new($node);
+	$first->ask("BEGIN; SELECT FROM idem_claims WHERE request_id LIKE 'locked %' FOR UPDATE");
+	$second->ask('BEGIN; LOCK TABLE idem_scopes IN ACCESS EXCLUSIVE MODE');
+	$cleaner->send('SELECT rows_deleted, more, next_start::date FROM idem_cleanup_step(NULL, NULL, NULL)');
+	$node->poll_query_until('postgres', 'SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = ' . $cleaner->pid . ')');
+	$second->ask('SELECT pg_sleep(1.1)');
+	$second->ask('COMMIT');
+	my $answer = $cleaner->answer;
+	$first->ask('COMMIT');
+	$cleaner->quit;
+	return $answer;
+}
+
+insert_two_seconds('locked');
+is(slow_batch(), '0|t|2001-01-02', 'a batch that has found nothing but claims that stay, and more of them');
+stat_is("backlog, oldest_expired_age > '20 years'", 'f|t', 'that others have locked is no backlog');
+
+insert_expired(2);
+query("UPDATE idem_claims SET expires_at = '2000-01-01' WHERE request_id !~ ' '");
+is(query('SELECT idem_cleanup(1)'), 1, 'a batch leaves claims that can be removed');
+stat_is('backlog', 't', 'which is backlog');
+query('DELETE FROM idem_claims');
+insert_two_seconds('kept');
+is(slow_batch(), '0|t|2001-01-02', 'a batch that passes claims, and has not seen all');
+stat_is('backlog', 't', 'does not end the backlog');
+
+$before = query('SELECT batches FROM idem_stat_cleanup');
+$first->ask('BEGIN; LOCK TABLE idem_scopes IN ACCESS EXCLUSIVE MODE');
+query(q{UPDATE idem_claims SET expires_at = '2001-01-03' WHERE request_id LIKE 'locked %'});
+$second->send('SELECT idem_cleanup()');
+$node->poll_query_until('postgres', 'SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = ' . $second->pid . ')');
+$first->ask('SELECT pg_sleep(1.1)');
+$first->ask('COMMIT');
+is($second->answer, 40, 'idem_cleanup() passes claims until it removes some');
+stat_is("batches - $before, backlog", '1|f', 'in one batch');
+
+query(q{TRUNCATE idem_claims; DELETE FROM idem_scopes WHERE scope = 'careful'});
+$_->quit for $first, $second;
 
 # ----- metrics -----
 

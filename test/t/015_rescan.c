@@ -157,7 +157,7 @@ clean(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 		if (dead[second] > 0 && batch->dead_entries >= order->dead_max)
 		{
 			batch->report.end = batch->next_start = expires_at;
-			batch->more = true;
+			batch->report.more = true;
 			return;
 		}
 		if (expires_at > order->expired_before)
@@ -178,7 +178,7 @@ clean(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 		{
 			stays(batch, expires_at);
 			batch->next_start = expires_at;
-			batch->more = batch->report.backlog = true;
+			batch->report.more = batch->report.backlog = true;
 			return;
 		}
 	}
@@ -230,7 +230,7 @@ run_batch(IdemCleanupRun *run)
 	clean(&order, &batch);
 	duration_us = 300 + batch.dead_entries * dead_us / 1000 + batch.report.rows_deleted;
 	pass(duration_us);
-	if (is_slice && !batch.report.backlog)
+	if (is_slice && !(batch.report.backlog && batch.report.rows_deleted > 0))
 		slice_us += duration_us;
 	if (oldest >= order.start && oldest < batch.report.end)
 		oldest = batch.report.end;
@@ -284,9 +284,11 @@ simulate(void)
 	make_database();
 	while (found < STRAYS)
 	{
-		IdemCleanupRun run = {.marks = marks, .rescan_ordered = random_below(100) == 0};
+		IdemCleanupStats stats = {.marks = marks, .backlog = backlog};
+		IdemCleanupRun run;
 		TimestampTz began_at = now;
 
+		idem_rescan_begin_run(&run, &stats, random_below(100) == 0);
 		while (run_batch(&run) &&
 			   !(run.latest == IDEM_BATCH_AT_MARK && now - began_at >= 60 * SECOND))
 			/* the next one */ ;
@@ -342,20 +344,50 @@ check_pauses(void)
 	check(slice_comes(marks, 3600 * SECOND, 0), "an urgent rescan does not pause");
 }
 
+/* What is left after a batch, in a run that began with a rescan under way, and backlog or not */
+static IdemCleanupRun
+advance(bool slice, bool had_backlog, IdemCleanupReport report)
+{
+	IdemCleanupStats stats = {
+		.marks = {.low_water = 4000 * SECOND, .rescan_cursor = DT_NOBEGIN,.rescan_is_urgent = true},
+		.backlog = had_backlog
+	};
+	IdemCleanupBatch batch = {.report = report, .next_start = 5000 * SECOND};
+	IdemCleanupRun run;
+
+	idem_rescan_begin_run(&run, &stats, false);
+	run.marks.rescan_is_urgent = false;
+	run.latest = slice ? IDEM_SLICE_BEHIND : IDEM_BATCH_AT_MARK;
+	batch.report.start = slice ? DT_NOBEGIN : 4000 * SECOND;
+	idem_rescan_advance(&run, &batch, SECOND);
+	return run;
+}
+
 static void
 check_backlog(void)
 {
-	IdemCleanupRun run = {
-		.marks = {.low_water = 4000 * SECOND, .rescan_cursor = DT_NOBEGIN},
-		.latest = IDEM_SLICE_BEHIND
-	};
-	IdemCleanupBatch batch = {
-		.report = {.start = DT_NOBEGIN, .backlog = true}, .more = true, .next_start = SECOND
-	};
+	IdemCleanupReport finds = {.backlog = true, .more = true};
+	IdemCleanupReport removes = {.backlog = true, .more = true, .rows_deleted = 1};
+	IdemCleanupReport passes = {.more = true};
+	IdemCleanupReport ends = {0};
+	IdemCleanupRun run = advance(true, false, removes);
 
-	idem_rescan_advance(&run, &batch, SECOND);
+	check(run.backlog_behind && !run.backlog_at_mark, "a slice finds backlog");
 	check(run.marks.rescan_is_urgent && run.marks.rescan_us == 0,
-		  "a slice that found backlog makes its rescan urgent, and does not count");
+		  "which makes its rescan urgent, and does not count if the slice removes rows");
+	run = advance(true, false, finds);
+	check(run.marks.rescan_is_urgent && run.marks.rescan_us == SECOND, "but if it removes none");
+	check(!advance(true, false, passes).backlog_behind, "a slice that passes rows finds none");
+	check(advance(true, true, passes).backlog_behind, "nor does it end a known one");
+	run = advance(true, true, ends);
+	check(!run.backlog_behind && run.backlog_at_mark, "the end of the rescan does, before the mark");
+
+	run = advance(false, false, finds);
+	check(run.backlog_at_mark && !run.backlog_behind, "a batch at the mark finds backlog");
+	check(!advance(false, false, passes).backlog_at_mark, "one that passes rows finds none");
+	check(advance(false, true, passes).backlog_at_mark, "nor does it end a known one");
+	run = advance(false, true, ends);
+	check(!run.backlog_at_mark && run.backlog_behind, "one that has seen all does, at the mark");
 }
 
 int
