@@ -605,14 +605,14 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.batches IS 'batches committed';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there, but those of rows_unknown, has been expired; 0: none has expired; NULL: none is known';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there, except those of rows_unknown, has been expired; 0: none has expired; NULL: no claim is known. After a restart, claims from before it are not known until a batch has looked';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'batches have left expired claims behind that can be removed';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.shared_memory IS 'preloaded; or made on demand: what was counted before the first call since the server started is missing';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.launcher_pid IS 'process that starts the workers; NULL: there is none';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'when the worker met the backlog that it is removing; NULL: there is none';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_done IS 'part of the time in which the backlog expired whose claims are removed, from 0 to 1';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'when the worker met the backlog that it is removing; NULL: it has none. A backlog that only sessions left is not counted';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since backlog_since';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_done IS 'how much of the backlog of backlog_since is removed, from 0 to 1, measured by the times at which its claims expired';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
@@ -860,11 +860,11 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_cleanup_errors_total', NULL, NULL, 'counter',
 				'Errors of the cleanup worker.', cleanup.errors),
 			('idempotency_cleanup_backlog', NULL, NULL, 'gauge',
-				'1 if the latest batch of the cleanup left expired claims behind.', cleanup.backlog::pg_catalog.int4),
+				'1 if batches have left expired claims behind that can be removed.', cleanup.backlog::pg_catalog.int4),
 			('idempotency_unknown_claims', NULL, NULL, 'gauge',
 				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
 			('idempotency_oldest_expired_age_seconds', NULL, NULL, 'gauge',
-				'How long the oldest expired claim that is still there has been expired.',
+				'How long the oldest claim that is still there, except unknown ones, has been expired; 0 if none is known.',
 				COALESCE(pg_catalog.date_part('epoch', cleanup.oldest_expired_age), 0))
 		UNION ALL
 		SELECT 'idempotency_claims_total', NULL, o.outcome, 'counter', 'Answers of claim calls, by outcome.', o.number

@@ -159,7 +159,7 @@ my $many = q{array(SELECT 'u' FROM generate_series(1, 130)), array(SELECT ':k-' 
 my $lease = q{SELECT token FROM idem_try_claim('u', ':k', lease => '1 min', progress => '{"p": 1}')};
 my $lapsed = q{SELECT token FROM idem_try_claim('u', ':k', lease => '1 ms', progress => '{"p": 1}')};
 my $try = q{SELECT outcome, result, progress, token IS NULL FROM idem_try_claim('u', ':k'};
-my $expired = q{DELETE FROM idem_claims WHERE expires_at < now(); INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope) SELECT now() - interval '1 h', 'completed', ':k-' || g, 'u', '' FROM generate_series(1, 20) g};
+my $expired = q{DELETE FROM idem_claims WHERE expires_at < now() OR scope = 'reclaims'; INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope) SELECT now() - interval '1 h', 'completed', ':k-' || g, 'u', '' FROM generate_series(1, 20) g};
 
 my @scenarios = (
 	{ name => 'claim', sql => q{SELECT idem_claim('u', ':k')} },
