@@ -11,8 +11,9 @@ use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(sleep);
 
-our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases psql_if_up faults_in);
+our @EXPORT = qw(is_full seed quick_or_full figure make_node make_databases start_again psql_if_up faults_in);
 
 # A test that takes too long is terminated: it then stops its servers.
 $SIG{TERM} = sub { die "terminated\n" };
@@ -77,6 +78,23 @@ sub make_databases
 		$node->safe_psql($database, "CREATE EXTENSION $extension; CREATE EXTENSION amcheck");
 	}
 	return qw(c portable);
+}
+
+# Starts a server that was killed or stopped at once, and says whether it runs. Its children can still
+# have the shared memory; and until the killed postmaster's parent has noticed its death, the lock
+# file of the socket looks like that of a running server. Both end by themselves.
+sub start_again
+{
+	my ($node) = @_;
+
+	for (1 .. 300)
+	{
+		# After a failure the module takes the number in the old postmaster.pid for that of a server.
+		$node->{_pid} = undef;
+		return 1 if $node->start(fail_ok => 1);
+		sleep 0.2;
+	}
+	return 0;
 }
 
 # $node->psql() on a server that may be down: returns its status, output and errors, or nothing.

@@ -72,15 +72,7 @@ sub crash
 	return kill_process("backend_type LIKE 'idem%'") if $kind eq 'worker';
 	if ($kind eq 'postmaster') { $node->kill9 }
 	else { $node->stop('immediate') }
-	# Its children can still have the shared memory. After a failure the module takes the number in
-	# the old postmaster.pid for that of a server.
-	for (1 .. 300)
-	{
-		$node->{_pid} = undef;
-		return 1 if $node->start(fail_ok => 1);
-		sleep 0.2;
-	}
-	return 0;
+	return start_again($node);
 }
 
 for my $cycle (1 .. $cycles)

@@ -137,7 +137,7 @@ sub fail_over
 	write_file($node{$from}->data_dir . '/postgresql.conf', $configuration{$from});
 	write_file($node{$from}->data_dir . '/postgresql.auto.conf', "primary_conninfo = '" . connection_to($node{$to}) . "'\n");
 	$node{$from}->set_standby_mode;
-	$node{$from}->start;
+	start_again($node{$from}) or return;
 	if ($synchronous)
 	{
 		set_synchronous($node{$to}, '*');
