@@ -40,6 +40,7 @@ OBJS = \
 	src/target.o \
 	src/sink.o \
 	src/batch.o \
+	src/claim_support.o \
 	src/claim.o \
 	src/lease.o \
 	src/settle.o \
@@ -88,12 +89,12 @@ endif
 # A test checks the contract, and runs against either edition. Exceptions are these tests: each
 # of them checks something that only one edition has.
 EDITION = c
-ONLY_c = batch_policy batch_race batch_slices cleanup_time forget_then_claim insert_race_loser \
+ONLY_c = batch_policy batch_race batch_slices claim_places cleanup_time forget_then_claim insert_race_loser \
 	large_values no_extension optimistic_insert_cost optimistic_insert_race policy_latest \
 	renamed_objects rights_statistics row_key_share scopes_changes serializable_rows \
 	settings sink_memory speculative_wait store_kept store_opening table_changes \
-	table_replaced unsettled_index_again
-ONLY_portable = portable portable_policy portable_waits
+	table_replaced unsettled_index_again update_recheck_refused
+ONLY_portable = portable portable_policy portable_update_recheck portable_waits
 NEEDS_PREPARED = prepared_holder two_phase
 
 TESTED = $(if $(filter portable,$(EDITION)),idem_portable,idem)

@@ -205,6 +205,12 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
 
 -- ----- claiming -----
 
+-- Refuses a claim where the server can evaluate it twice for one row
+CREATE FUNCTION @extschema@.idem__claim_support(pg_catalog.internal)
+RETURNS pg_catalog.internal
+AS 'MODULE_PATHNAME', 'idem__claim_support'
+LANGUAGE C STRICT;
+
 CREATE FUNCTION @extschema@.idem_claim(
 	user_id pg_catalog.text,
 	request_id pg_catalog.text,
@@ -213,7 +219,7 @@ CREATE FUNCTION @extschema@.idem_claim(
 	wait pg_catalog.interval DEFAULT NULL)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_claim'
-LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
 COMMENT ON FUNCTION @extschema@.idem_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
 'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
@@ -232,7 +238,7 @@ CREATE FUNCTION @extschema@.idem_try_claim(
 	OUT expires_at pg_catalog.timestamptz,
 	OUT lease_until pg_catalog.timestamptz)
 AS 'MODULE_PATHNAME', 'idem_try_claim'
-LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
 COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.interval, pg_catalog.jsonb) IS
 'claims a request, for this transaction or with a lease, and returns the outcome instead of raising it. Use it in FROM';
@@ -960,7 +966,7 @@ BEGIN
 	FOR original IN
 		SELECT p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
 			pg_catalog.pg_get_function_identity_arguments(p.oid) AS types,
-			pg_catalog.pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows,
+			pg_catalog.pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows, p.prosupport,
 			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
 			CASE p.proparallel WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END AS parallel,
 			(SELECT pg_catalog.string_agg(', $' OPERATOR(pg_catalog.||) n::pg_catalog.text, '' ORDER BY n)
@@ -982,11 +988,12 @@ BEGIN
 				('user_number pg_catalog.int8, request_id pg_catalog.text'),
 				('user_number pg_catalog.int8, request_uuid pg_catalog.uuid')
 		LOOP
-			EXECUTE pg_catalog.format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s',
+			EXECUTE pg_catalog.format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s %s',
 				original.proname,
 				pg_catalog.regexp_replace(original.arguments, ids_of_original, ids.column1),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
+				CASE WHEN original.prosupport OPERATOR(pg_catalog.<>) 0 THEN 'SUPPORT ' OPERATOR(pg_catalog.||) original.prosupport::pg_catalog.text END,
 				pg_catalog.format(CASE original.prorettype WHEN 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
 					THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
 			EXECUTE pg_catalog.format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L', original.proname,

@@ -261,7 +261,7 @@ Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	IdemClaimCall call = {0};
+	IdemClaimCall call = {.place = fcinfo->flinfo};
 	text	   *scope;
 	IdemClaimItem *items;
 	int			n;

@@ -394,6 +394,20 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 									 found->speculative, deadline);
 }
 
+/* The caller takes the second answer for the first, and does not do the work. */
+static void
+refuse_second_place(const IdemClaimCall *call, const IdemClaimAnswer *answer)
+{
+	if ((answer->outcome == IDEM_COMPLETED ||
+		 answer->outcome == IDEM_IN_PROGRESS) && call->place != NULL &&
+		idem_held_is_claimed_elsewhere(&call->key, call->place))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("request is claimed twice by one statement"),
+				 idem_errdetail_key(&call->key),
+				 errhint("An expression is evaluated again if its row was changed meanwhile, and (f()).* calls f once for each column. Find and lock the rows first, then claim them one by one in a loop; call idem_try_claim() in FROM.")));
+}
+
 /* ours: this transaction already held the key. */
 static void
 note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
@@ -401,7 +415,7 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 	if (answer->outcome == IDEM_CLAIMED)
 	{
 		if (!call->settled_at_once)
-			idem_held_note_claimed(&call->key);
+			idem_held_note_claimed(&call->key, call->place);
 		idem_stats_count_claim(call->key.scope, answer->expires_at);
 		if (call->lease_us > 0)
 			idem_commit_lease(&call->key);
@@ -440,6 +454,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	Step		step;
 	int64		wait_began_us = 0;
 	IdemDeadline delete_deadline;
+	bool		ours;
 
 	*answer = no_answer;
 	for (;;)
@@ -480,8 +495,11 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		if (call->deadline.wait_us != 0)
 			idem_stats_count_wait(idem_monotonic_us() - wait_began_us);
 	}
-	note_answer(call, answer, step == STEP_ANSWER &&
-				look->probe == IDEM_PROBE_PRESENT && look->found.ours);
+	ours = step == STEP_ANSWER && look->probe == IDEM_PROBE_PRESENT &&
+		look->found.ours;
+	if (ours)
+		refuse_second_place(call, answer);
+	note_answer(call, answer, ours);
 }
 
 /* ----- many keys ----- */
@@ -646,7 +664,7 @@ raise_key_time(const IdemClaimCall *call)
 static void
 read_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
 {
-	*call = (IdemClaimCall) {0};
+	*call = (IdemClaimCall) {.place = fcinfo->flinfo};
 	call->deadline = idem_deadline_from_arg(fcinfo, 4);
 	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
 	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);

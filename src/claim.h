@@ -20,6 +20,8 @@ typedef struct IdemClaimCall
 	IdemDeadline deadline;
 	bool		settled_at_once;	/* a marker that this transaction does not hold:
 									 * neither the claim nor its answer is noted */
+	const FmgrInfo *place;		/* of the SQL call, which must not claim the key that the
+								 * statement has claimed elsewhere; NULL: it may */
 
 	/* claim.c's, zero at first */
 	bool		has_policy;		/* policy is set, and was not given up */

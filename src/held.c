@@ -21,6 +21,7 @@
 #include "lib/ilist.h"
 #include "lib/stringinfo.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 
 #include "held.h"
 
@@ -34,6 +35,8 @@ typedef struct IdemHeld
 	IdemKey		key;			/* the texts follow in the same allocation */
 	SubTransactionId claimed_in;
 	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
+	const FmgrInfo *place;		/* the call that claimed it; never dereferenced */
+	CommandId	statement;		/* of that call */
 	struct IdemHeld *shadowed;	/* an earlier entry of the same key */
 	bool		is_superseded;	/* unsettled, but a later entry of the key counts */
 } IdemHeld;
@@ -346,14 +349,22 @@ current_level(void)
 	return answers;
 }
 
+static CommandId
+current_statement(void)
+{
+	return GetActiveSnapshot()->curcid;
+}
+
 void
-idem_held_note_claimed(const IdemKey *key)
+idem_held_note_claimed(const IdemKey *key, const FmgrInfo *place)
 {
 	AnswerLevel *level;
 	IdemHeld   *held;
 
 	start_transaction();
 	held = make_held(key);
+	held->place = place;
+	held->statement = current_statement();
 	if (held_by_key != NULL)
 		index_held(held_by_key, held);
 	dlist_push_tail(&held_keys, &held->claim_node);
@@ -432,6 +443,15 @@ idem_held_is_unsettled(const IdemKey *key)
 	IdemHeld   *held = find_held(key);
 
 	return held != NULL && is_unsettled(held);
+}
+
+bool
+idem_held_is_claimed_elsewhere(const IdemKey *key, const FmgrInfo *place)
+{
+	IdemHeld   *held = find_held(key);
+
+	return held != NULL && is_unsettled(held) && held->place != place &&
+		held->statement == current_statement();
 }
 
 static char *

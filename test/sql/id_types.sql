@@ -53,10 +53,11 @@ SELECT idem_claim(1, '');
 
 -- One spelling
 BEGIN;
-SELECT idem_claim(7, '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01'::uuid) AS claimed,
-	idem_claim('7', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01') AS again,
-	idem_claim(007::smallint, '{0193a1f27d437c5e9a105f7c2e1b8a01}'::uuid) AS and_again;
-SELECT idem_claim('{A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11}'::uuid, 'r') AS claimed, idem_claim('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'r') AS again;
+SELECT idem_claim(7, '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01'::uuid) AS claimed;
+SELECT idem_claim('7', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01') AS again;
+SELECT idem_claim(007::smallint, '{0193a1f27d437c5e9a105f7c2e1b8a01}'::uuid) AS and_again;
+SELECT idem_claim('{A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11}'::uuid, 'r') AS claimed;
+SELECT idem_claim('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'r') AS again;
 SELECT idem_claim(-9223372036854775808, 'r') AS claimed;
 SELECT user_id, request_id, scope FROM idem_claims WHERE user_id IN ('7', '-9223372036854775808', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11') ORDER BY user_id;
 ROLLBACK;

@@ -71,7 +71,8 @@ SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01'::uuid::text);
 SELECT idem_claim('u', '{0193a1f27d437c5e9a105f7c2e1b8a01}'::uuid::text);
 SELECT idem_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01');
 SELECT idem_claim('u', '0193A1F2-7D43-7C5E-9A10-5F7C2E1B8A01') AS as_text_it_is_another;
-SELECT idem_claim(42::text, 7::text), idem_claim('42', '7');
+SELECT idem_claim(42::text, 7::text);
+SELECT idem_claim('42', '7');
 -- An id whose text can have several spellings is refused before anything is claimed.
 \set VERBOSITY sqlstate
 SELECT idem_claim('u', 1.50);

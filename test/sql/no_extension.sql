@@ -14,7 +14,8 @@ CREATE FUNCTION lone_cleanup(int) RETURNS bigint AS '$libdir/idem', 'idem_cleanu
 CREATE FUNCTION lone_fingerprint(jsonb) RETURNS bytea AS '$libdir/idem', 'idem_fingerprint' LANGUAGE C STRICT;
 
 -- With the extension installed, functions that a user made for the library work like its own.
-SELECT idem_claim('u', 'r'), lone_claim('u', 'r');
+SELECT idem_claim('u', 'r');
+SELECT lone_claim('u', 'r');
 
 -- ----- dropped in a transaction that has claimed -----
 
@@ -32,10 +33,11 @@ ROLLBACK;
 SELECT idem_claim('u', 'dropped'), lone_claim('u', 'r');
 -- Dropped and created in one transaction: the new extension does not know the claim.
 BEGIN;
-SELECT idem_claim('u', 'replaced'), idem_claim('u', 'replaced');
+SELECT idem_claim('u', 'replaced');
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
-SELECT idem_claim('u', 'replaced'), lone_claim('u', 'replaced'), idem_claim('u', 'r');
+SELECT idem_claim('u', 'replaced'), idem_claim('u', 'r');
+SELECT lone_claim('u', 'replaced');
 SELECT count(*) FROM idem_claims;
 ROLLBACK;
 SELECT count(*) FROM idem_claims WHERE request_id IN ('dropped', 'r', 'replaced');
@@ -71,7 +73,8 @@ DROP TABLE idem_claims;
 
 BEGIN;
 CREATE EXTENSION idem;
-SELECT idem_claim('u', 'r'), lone_claim('u', 'r');
+SELECT idem_claim('u', 'r');
+SELECT lone_claim('u', 'r');
 ROLLBACK;
 SELECT lone_claim('u', 'r');
 \echo :SQLSTATE
@@ -94,7 +97,8 @@ CREATE EXTENSION idem SCHEMA regress_idem_requests;
 \set VERBOSITY sqlstate
 SELECT idem_claim('u', 'r');
 \set VERBOSITY default
-SELECT regress_idem_requests.idem_claim('u', 'r'), lone_claim('u', 'r');
+SELECT regress_idem_requests.idem_claim('u', 'r');
+SELECT lone_claim('u', 'r');
 BEGIN;
 SELECT regress_idem_requests.idem_claim('u', 'r2'), regress_idem_requests.idem_complete('2');
 SELECT outcome, result FROM regress_idem_requests.idem_try_claim('u', 'r2');

@@ -232,6 +232,7 @@ my $signatures = qq{
 				WITH ORDINALITY AS t (type, mode, name, n)
 			WHERE t.mode IS NULL OR t.mode IN ('i', 'b')) a ON true
 	WHERE p.oid IN ($members 'pg_proc'::regclass)
+		AND p.proname !~ '^idem__'		-- internal
 		AND coalesce(p.proargnames[1] || p.proargnames[2], '') !~ '^user_(uuid|number)|^user_idrequest_uuid'		-- ids of other types
 	GROUP BY p.oid, p.proname ORDER BY 1};
 my $squeezed = $reference =~ s/\s+/ /gr;
