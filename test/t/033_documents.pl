@@ -87,6 +87,13 @@ for my $file (sort @pages)
 }
 is_deeply([ grep { !$linked{$_} } grep { /^doc\// } @documents ], [], 'README.md links to each page of doc/');
 
+# Over 512 characters, lintian refuses Debian's source package.
+for my $file (sort @pages)
+{
+	my @long = grep { length > 500 } split(/\n/, slurp_file($file));
+	is_deeply([ map { substr($_, 0, 60) } @long ], [], "$file: no line is longer than 500 characters");
+}
+
 # ----- what runs -----
 
 # Blocks that run, in their order, as [ language, text ]

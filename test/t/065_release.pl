@@ -33,6 +33,7 @@ for my $case (
 	[ 'META.json', qr/"PostgreSQL": "\d+/, '"PostgreSQL": "14', qr/versions of PostgreSQL: META\.json has 14/ ],
 	[ 'META.json', qr/"file": "sql/, '"file": "gone', qr/there is no gone/ ],
 	[ 'META.json', qr/^\{/, '', qr/META\.json is JSON: \S/ ],
+	[ 'packaging/debian/rules', qr/idem-citus\.sql/, 'gone.sql', qr/there is no sql\/gone\.sql/ ],
 	[ 'CHANGELOG.md', qr/\A## 1/, '## 9', qr/CHANGELOG\.md has 9/ ],
 	[ 'CHANGELOG.md', qr/PostgreSQL \d+ to \d+/, 'PostgreSQL', qr/CHANGELOG\.md does not say which/ ],
 	[ 'idem.control', qr/default_version = '1/, q{default_version = '9}, qr/version of the SQL objects: idem\.control has 9/ ],
