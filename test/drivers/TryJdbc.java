@@ -121,6 +121,14 @@ public class TryJdbc {
         is("COMMIT after an error", committed, "without an error");
     }
 
+    // The role of the program may terminate its own sessions.
+    static void idle(Connection connection) throws Exception {
+        try (Connection other = connect()) {
+            PayJdbc.value(connection, "SELECT pg_terminate_backend(?, 60000)", PayJdbc.value(other, "SELECT pg_backend_pid()"));
+            is("a connection that was lost before", PayJdbc.pay(other, 2, UUID.randomUUID(), 1), "503 try again");
+        }
+    }
+
     public static void main(String[] arguments) throws Exception {
         try (Connection connection = connect()) {
             if (arguments[0].equals("pay")) {
@@ -138,6 +146,7 @@ public class TryJdbc {
             autocommit();
             batches(connection);
             commits(connection);
+            idle(connection);
         }
     }
 }

@@ -94,9 +94,15 @@ async def commits(connection):
     is_('COMMIT after an error is not an error', await transaction.commit(), None)
 
 
+async def idle(connection):
+    other = await connect()
+    await connection.fetchval('SELECT pg_terminate_backend($1, 60000)', other.get_server_pid())
+    is_('a connection that was lost before', (await pay_asyncpg.pay(other, 2, uuid.uuid4(), 1))[0], 503)
+
+
 async def statements():
     connection = await connect()
-    for part in casts, codes, autocommit, pipelines, commits:
+    for part in casts, codes, autocommit, pipelines, commits, idle:
         await part(connection)
     await connection.close()
 

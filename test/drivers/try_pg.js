@@ -4,7 +4,7 @@
 const { randomUUID } = require('crypto');
 const { readFileSync } = require('fs');
 const { Client, DatabaseError, Pool } = require('pg');
-const { pay } = require('./pay_pg.js');
+const { pay, pool: programPool } = require('./pay_pg.js');
 
 const request = '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01';
 
@@ -132,6 +132,14 @@ async function hotKey(client) {
 	await pool.end();
 }
 
+async function idle(client) {
+	is('a request', (await pay(2, randomUUID(), 1))[0], 200);
+	const pid = await value(programPool, 'SELECT pg_backend_pid()');
+	is('an idle connection is lost', await value(client, 'SELECT pg_terminate_backend($1, 60000)', [pid]), true);
+	is('the next request gets another one', (await pay(2, randomUUID(), 1))[0], 200);
+	await programPool.end();
+}
+
 async function install(file) {
 	const sql = readFileSync(file, 'utf8');
 	const client = new Client();
@@ -154,10 +162,9 @@ async function install(file) {
 
 async function main([mode, account, ...parameters]) {
 	if (mode === 'repeat') {
-		const pool = new Pool();
-		for (let i = 0; i < 12; i++) console.log((await pay(pool, 2, randomUUID(), 1))[0]);
-		await pool.query({ name: process.env.IDEM_POOLED ? undefined : 'one', text: 'SELECT 1' });
-		await pool.end();
+		for (let i = 0; i < 12; i++) console.log((await pay(2, randomUUID(), 1))[0]);
+		await programPool.query({ name: process.env.IDEM_POOLED ? undefined : 'one', text: 'SELECT 1' });
+		await programPool.end();
 		return;
 	}
 	if (mode === 'install') {
@@ -165,15 +172,14 @@ async function main([mode, account, ...parameters]) {
 		return;
 	}
 	if (mode === 'pay') {
-		const pool = new Pool();
-		const [status, body] = await pay(pool, Number(account), parameters[0], Number(parameters[1]));
+		const [status, body] = await pay(Number(account), parameters[0], Number(parameters[1]));
 		console.log(status, JSON.stringify(body));
-		await pool.end();
+		await programPool.end();
 		return;
 	}
 	const client = new Client();
 	await client.connect();
-	for (const part of [casts, codes, autocommit, calls, queued, commits, hotKey]) await part(client);
+	for (const part of [casts, codes, autocommit, calls, queued, commits, hotKey, idle]) await part(client);
 	await client.end();
 }
 

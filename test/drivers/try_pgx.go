@@ -134,6 +134,21 @@ func commits(pool *pgxpool.Pool) {
 	is("COMMIT after an error is an error", tx.Commit(ctx) == pgx.ErrTxCommitRollback, true)
 }
 
+func idle(pool *pgxpool.Pool) {
+	single, err := pgxpool.Connect(ctx, "pool_max_conns=1")
+	must(err)
+	defer single.Close()
+	var pid int
+	var ended bool
+	must(single.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid))
+	must(pool.QueryRow(ctx, "SELECT pg_terminate_backend($1, 60000)", pid).Scan(&ended))
+	id := make([]byte, 16)
+	rand.Read(id)
+	code, _, err := pay(ctx, single, 2, hex.EncodeToString(id), 1)
+	must(err)
+	is("the connection of the pool was lost before", code, 200)
+}
+
 func main() {
 	dsn := ""
 	if os.Getenv("IDEM_POOLED") != "" {
@@ -160,7 +175,7 @@ func main() {
 		fmt.Println(code, body)
 		return
 	}
-	for _, part := range []func(*pgxpool.Pool){casts, codes, autocommit, batches, commits} {
+	for _, part := range []func(*pgxpool.Pool){casts, codes, autocommit, batches, commits, idle} {
 		part(pool)
 	}
 }

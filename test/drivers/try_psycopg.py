@@ -133,9 +133,15 @@ def commits(connection):
     is_('COMMIT after an error is not an error', other.commit(), None)
 
 
+def idle(connection):
+    other = connect()
+    connection.execute('SELECT pg_terminate_backend(%s, 60000)', (other.info.backend_pid,))
+    is_('a connection that was lost before', pay_psycopg.pay(other, 2, uuid.uuid4(), 1)[0], 503)
+
+
 def statements():
     connection = connect()
-    for part in casts, codes, autocommit, calls, pipelines, commits:
+    for part in casts, codes, autocommit, calls, pipelines, commits, idle:
         part(connection)
 
 

@@ -92,9 +92,15 @@ def commits(connection):
     is_('COMMIT after an error is not an error', connection.commit(), None)
 
 
+def idle(connection):
+    other = psycopg2.connect('')
+    value(connection, 'SELECT pg_terminate_backend(%s, 60000)', other.info.backend_pid)
+    is_('a connection that was lost before', pay_psycopg2.pay(other, 2, uuid.uuid4(), 1)[0], 503)
+
+
 def statements():
     connection = psycopg2.connect('')
-    for part in casts, codes, autocommit, commits:
+    for part in casts, codes, autocommit, commits, idle:
         part(connection)
 
 
