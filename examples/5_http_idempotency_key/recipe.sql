@@ -10,11 +10,9 @@
 -- To copy: the row of idem_scopes, and from server.js the part "the guard". The tables and
 -- pay() stand for yours.
 
--- Keys are UUIDv7. A key that is older than the ttl is refused (412), because its payment
--- may have been executed and forgotten. This row does not know what was executed before it
--- existed, and clocks can differ by a minute: keys made before the row, or in the minute
--- after it, are refused too.
-INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('POST /payments', '1 day', 'uuidv7');
+-- Clients must not retry for longer than the ttl. If all keys are UUIDv7, key_time = 'uuidv7'
+-- refuses those that are older (412), and for a start those made up to a minute after this row.
+INSERT INTO idem_scopes (scope, ttl) VALUES ('POST /payments', '1 day');
 
 CREATE TABLE accounts (name text PRIMARY KEY, balance numeric NOT NULL);
 CREATE TABLE payments (

@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 //
 // Runs the example: a client sends each payment until it has an answer, through timeouts and lost
-// answers, while the server is killed in the middle.
+// answers, while the server is killed in the middle, and its backends are terminated.
 'use strict';
 
 const assert = require('assert');
@@ -24,12 +24,6 @@ let deliveries = 0;
 let answersLost = 0;
 
 // ----- the client -----
-
-// A UUIDv7 with the time of so many seconds ago
-function newKey(age = 0) {
-	const hex = (Date.now() - age * 1000).toString(16).padStart(12, '0') + '7' + crypto.randomBytes(10).toString('hex');
-	return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-8${hex.slice(17, 20)}-${hex.slice(20, 32)}`;
-}
 
 // One attempt: returns { status, headers, body }, or throws. The client gives up when the promise
 // "timeout" is fulfilled.
@@ -114,12 +108,13 @@ const waitFor = (...query) => waitForRow(database, ...query);
 const sessions = `FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`;
 
 // Three clients send each payment. One loses the first answer, and one gives up its first attempt.
-// The server is killed twice.
+// The server is killed twice, and its backends are terminated.
 async function traffic() {
 	let answered = 0;
 	const kills = [payments, 2 * payments];
+	const terminations = Array.from({ length: 10 }, (_, n) => (0.25 + n * 0.25) * payments);
 	const requests = Array.from({ length: payments }, (_, n) => ({
-		key: newKey(), body: { payee: `payee ${n % 5}`, amount: 1 + n % 7, reference: `payment ${n}` },
+		key: crypto.randomUUID(), body: { payee: `payee ${n % 5}`, amount: 1 + n % 7, reference: `payment ${n}` },
 	}));
 	const first = [() => ({}), () => ({ socket: lossy }), () => ({ timeout: pause(2) })];
 	const queue = [0, 1, 2].flatMap((client) => requests.map((request, n) => ({
@@ -132,6 +127,10 @@ async function traffic() {
 			const { n, ...request } = queue.shift();
 			answers[n].push(await send(request));
 			answered++;
+			if (answered >= terminations[0]) {
+				terminations.shift();
+				await database.query(`SELECT pg_terminate_backend(pid) ${sessions}`);
+			}
 			if (answered >= kills[0]) {
 				kills.shift();
 				await killServer();
@@ -143,7 +142,7 @@ async function traffic() {
 	queue.sort((a, b) => Math.floor(a.n / 10) - Math.floor(b.n / 10));
 	await Promise.all(Array.from({ length: 12 }, worker));
 
-	is(kills.length, 0, 'the server was killed twice');
+	is([kills.length, terminations.length], [0, 0], 'the server was killed twice, and its backends terminated ten times');
 	// Not counted are attempts that found no server
 	check('answers were lost', () => assert(answersLost >= payments / 2));
 	check('all clients of a payment have the same answer, to the byte', () => {
@@ -173,7 +172,7 @@ async function withLockedAccount(work) {
 
 async function slowPayment() {
 	await withLockedAccount(async (unlock) => {
-		const request = { user: 'slow', key: newKey(), body: { payee: 'payee 0', amount: 1, reference: 'slow' } };
+		const request = { user: 'slow', key: crypto.randomUUID(), body: { payee: 'payee 0', amount: 1, reference: 'slow' } };
 		const begun = waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
 		const client = send({ ...request, first: () => ({ timeout: begun }) });
 		await begun;
@@ -195,7 +194,7 @@ async function slowPayment() {
 
 async function serverDiesWithPayment() {
 	await withLockedAccount(async (unlock) => {
-		const request = { user: 'slow', key: newKey(), body: { payee: 'payee 0', amount: 1, reference: 'dies' } };
+		const request = { user: 'slow', key: crypto.randomUUID(), body: { payee: 'payee 0', amount: 1, reference: 'dies' } };
 		const first = attempt(request).catch(({ code }) => code);
 		await waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
 		await killServer();
@@ -211,37 +210,63 @@ async function serverDiesWithPayment() {
 	});
 }
 
+// The backend of a payment is cancelled, or terminated; or a backend that is idle.
+async function backendLost() {
+	for (const how of ['pg_cancel_backend', 'pg_terminate_backend']) {
+		await withLockedAccount(async (unlock) => {
+			const request = { user: 'slow', key: crypto.randomUUID(), body: { payee: 'payee 0', amount: 1, reference: how } };
+			const first = attempt(request);
+			await waitFor(`SELECT count(*) = 1 AS ok ${sessions} AND wait_event_type = 'Lock'`);
+			await database.query(`SELECT ${how}(pid) ${sessions} AND wait_event_type = 'Lock'`);
+			const { status, headers } = await first;
+			is([status, headers['retry-after']], [503, '1'], `${how}() in a payment: 503 with Retry-After`);
+			await unlock();
+			is((await send(request)).status, 201, 'the next attempt pays');
+			is(await paid(how), 1, 'once');
+		});
+	}
+	const { rows: { length } } = await database.query(`SELECT pg_terminate_backend(pid, 60000) ${sessions}`);
+	check('idle backends are terminated', () => assert(length > 0));
+	is((await send({ key: crypto.randomUUID(), body: { payee: 'payee 0', amount: 1, reference: 'idle' } })).status, 201, 'the server goes on');
+}
+
 async function statuses() {
 	const body = { payee: 'payee 0', amount: 1, reference: 'statuses' };
-	const v4 = crypto.randomUUID();
-	const key = newKey();
+	const key = crypto.randomUUID();
 
 	is((await attempt({ body })).status, 400, '400 without a key');
-	is((await attempt({ quoted: key, body })).status, 400, '400 for a key that is not in quotes');
-	is((await attempt({ key: v4, body })).status, 400, '400 for a key that is not a UUIDv7');
-	is((await attempt({ key: newKey(25 * 3600), body })).status, 412, '412 for a key that is older than can be remembered');
+	for (const quoted of ['', '""', '"', '"open', 'open"', 'a b', 'a"b', 'a\\b', `"${'x'.repeat(256)}"`]) {
+		is((await attempt({ quoted, body })).status, 400, `400 for the key ${quoted.slice(0, 10)}`);
+	}
+	const bug = await attempt({ key, body: null });
+	is([bug.status, bug.headers['retry-after']], [500, undefined], '500 without Retry-After for an error of the handler');
 	is((await attempt({ key, body: { ...body, payee: 'nobody' } })).status, 400, '400 for a payee that does not exist');
-	is((await attempt({ key, body })).status, 201, '201: that has not used up the key');
+	is((await attempt({ key, body })).status, 201, '201: they have not used up the key');
+	is((await attempt({ quoted: key, body })).headers['idempotent-replayed'], 'true', 'the same key without quotes is the same');
 	is((await attempt({ key, body: { ...body, amount: 2 } })).status, 422, '422 for another payment with the same key');
 	is((await attempt({ user: 'poor', key, body })).status, 402, '402: the key of another user is another key');
 	await database.query(`UPDATE accounts SET balance = 100 WHERE name = 'poor'`);
 	const { status, headers } = await attempt({ user: 'poor', key, body });
 	is([status, headers['idempotent-replayed']], [402, 'true'], '402: a payment that was refused stays refused');
-	is((await attempt({ user: 'poor', key: newKey(), body })).status, 201, '201: a new key is a new payment');
+	is((await attempt({ user: 'poor', key: crypto.randomUUID(), body })).status, 201, '201: a new key is a new payment');
 	is(await paid('statuses'), 2, 'these were two payments');
 
-	const marker = newKey();
+	const marker = crypto.randomUUID();
 	await database.query(`SELECT idem_claim('ann', $1, 'POST /payments')`, [marker]);
 	const replay = await attempt({ key: marker, body });
 	is([replay.status, replay.headers['idempotent-replayed']], [200, 'true'], '200 for a payment without a stored response');
 	await database.query('UPDATE idem_scopes SET result_max_bytes = 100');
-	is((await attempt({ key: newKey(), body })).status, 500, '500 for a response that cannot be stored');
+	is((await attempt({ key: crypto.randomUUID(), body })).status, 500, '500 for a response that cannot be stored');
 	is(await paid('statuses'), 2, 'which is undone');
 	await database.query(`UPDATE idem_scopes SET result_max_bytes = NULL, lapsed = 'unknown'`);
-	const lapsed = newKey();
+	const lapsed = crypto.randomUUID();
 	await database.query(`SELECT FROM idem_try_claim('ann', $1, 'POST /payments', lease => '1 us')`, [lapsed]);
 	const unknown = await attempt({ key: lapsed, body });
 	is([unknown.status, unknown.headers['retry-after']], [409, undefined], '409 without Retry-After for one of which nobody knows the end');
+
+	await database.query(`UPDATE idem_scopes SET key_time = 'uuidv7'`);
+	is((await attempt({ key: '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01', body })).status, 412, 'with key_time = uuidv7, 412 for an old key');
+	await database.query(`UPDATE idem_scopes SET key_time = 'any'`);
 }
 
 async function books() {
@@ -261,10 +286,7 @@ async function books() {
 run(async () => {
 	makeDatabase(`
 		INSERT INTO accounts VALUES ('ann', 5000), ('slow', 5000), ('poor', 0);
-		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n;
-		-- As if the scope had existed for a minute
-		SET session_replication_role = replica;
-		UPDATE idem_scopes SET guarded_since = now() - interval '1 minute'`);
+		INSERT INTO accounts SELECT 'payee ' || n, 0 FROM generate_series(0, 4) n`);
 	database = new Client({ database: name });
 	await database.connect();
 	await startServer();
@@ -273,6 +295,7 @@ run(async () => {
 	await statuses();
 	await slowPayment();
 	await serverDiesWithPayment();
+	await backendLost();
 	await traffic();
 	await books();
 	network.close();

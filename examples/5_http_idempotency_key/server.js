@@ -17,7 +17,9 @@ const { Pool } = require('pg');
 // If this process dies, a session of it that waits for a lock ends within a second, and its key is
 // free again.
 const pool = new Pool({ options: '-c client_connection_check_interval=1s' });
-pool.on('error', (error) => console.error(error.message));
+// Without these two listeners a connection that is lost ends the process, in use or idle.
+pool.on('connect', (client) => client.on('error', (error) => console.error(error.message)));
+pool.on('error', () => {});
 
 // ----- a handler of yours: it works in the transaction and returns a response -----
 
@@ -69,10 +71,11 @@ function unpack({ status, headers, body }) {
 	return { status, headers: { ...headers, 'Idempotent-Replayed': 'true' }, body: Buffer.from(body, 'base64') };
 }
 
-// The key is a string of structured fields (RFC 8941): "..."
+// The draft wants a string of structured fields (RFC 8941), "..."; most clients send the key bare.
 function keyOf(request) {
-	const string = /^"((?:[ !#-[\]-~]|\\["\\])+)"$/.exec(request.headers['idempotency-key'] || '');
-	return string && string[1].replace(/\\(.)/g, '$1');
+	const header = request.headers['idempotency-key'] || '';
+	const string = /^"((?:[ !#-[\]-~]|\\["\\])+)"$/.exec(header);
+	return string ? string[1].replace(/\\(.)/g, '$1') : /^[!#-[\]-~]+$/.test(header) && header;
 }
 
 // "Prefer: wait=10" waits so many seconds for another request with this key; the default is 0.
@@ -125,10 +128,11 @@ async function answer(request, body) {
 		broken = database && await database.query('ROLLBACK').then(() => false, () => true);
 		// A malformed key, or data that the tables do not accept
 		if (/^(ID400|2[23]...)$/.test(error.code)) return problem(400, error.message);
-		// The response is too large to be stored: a retry would fail as well.
-		if (error.code === 'ID413') return problem(500, error.message);
-		console.error(error.message);
-		return problem(503, 'try again', true);
+		console.error(error);
+		// No connection, or conflicts, lack of resources, cancels and shutdowns
+		if (!database || broken || /^(40|53|55P03|57)/.test(error.code)) return problem(503, 'try again', true);
+		// A bug, or a response that is too large to be stored: a retry would fail as well.
+		return problem(500, 'internal error');
 	} finally {
 		if (database) database.release(broken);
 	}
