@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 //
-// Runs the example: trips whose seller is killed, or paused, after each of its calls in turn, and
-// within each request to the provider; a provider that is killed with them or alone; completers that
+// Runs the example: trips whose seller is killed or paused, or loses its session, after each of its
+// calls in turn, and is killed within each request to the provider; a provider that is killed with them or alone; completers that
 // are killed after each of their calls in turn. At the end each trip was paid, booked and mailed.
 'use strict';
 
@@ -142,6 +142,9 @@ async function stopAfterCalls(form, calls) {
 		const child = sell(form, `paused ${where}`, { stop: { after: n + 1, how: 'paused' } });
 		is(Object.keys(await child.hear()), ['paused'], `${form}: paused ${where}`);
 		paused.push({ form, child, where });
+		const { outcome, error } = await sell(form, `terminated ${where}`, { stop: { after: n + 1, how: 'terminated' } }).hear();
+		check(`${form}: its session terminated ${where}: ${error || outcome}`, () => assert(error || outcome === 'completed'));
+		kills++;
 	}
 }
 

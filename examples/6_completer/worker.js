@@ -1,5 +1,5 @@
 // A process of the driver: buys one trip, or runs one round of the completer. After so many calls of
-// the database or the provider it kills itself, or pauses until it gets a line.
+// the database or the provider it kills itself, terminates its session, or pauses until it gets a line.
 //
 //	node worker.js SOCKET {"form", "lease", "buy": [user, request, order], "stop": {"after", "how"}, "blind"}
 'use strict';
@@ -27,6 +27,13 @@ async function returned(call, parameters) {
 		say({ killing: request });
 		process.kill(process.pid, 'SIGKILL');
 	}
+	if (stop.how === 'terminated') {
+		const other = new Client({ options: '-c role=none' });
+		await other.connect();
+		await other.query('SELECT pg_terminate_backend($1, 60000)', [database.processID]);
+		await other.end();
+		return;
+	}
 	say({ paused: call });
 	await new Promise((resolve) => process.stdin.once('data', resolve));
 	process.stdin.unref();
@@ -46,8 +53,11 @@ function send(method, path, headers, body) {
 	});
 }
 
+// Without a listener a session that is lost ends the process.
+const database = new Client();
+database.on('error', () => {});
+
 async function main() {
-	const database = new Client();
 	await database.connect();
 	const seller = new trips[form]({
 		lease,
