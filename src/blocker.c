@@ -152,6 +152,8 @@ idem_blocker_to_string(const IdemBlocker *blocker)
 							time_to_string(blocker->lease_until, true));
 		case IDEM_BLOCKER_POLICY:
 			return pstrdup("A transaction that changes idem_scopes holds it up.");
+		case IDEM_BLOCKER_DDL:
+			return pstrdup("A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.");
 	}
 	pg_unreachable();
 }

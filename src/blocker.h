@@ -12,7 +12,8 @@ typedef enum IdemBlockerKind
 	IDEM_BLOCKER_NONE,
 	IDEM_BLOCKER_TRANSACTION,
 	IDEM_BLOCKER_LEASE,
-	IDEM_BLOCKER_POLICY			/* a change of idem_scopes */
+	IDEM_BLOCKER_POLICY,		/* a change of idem_scopes */
+	IDEM_BLOCKER_DDL			/* of an index of idem_claims, or of idem_token_seq */
 } IdemBlockerKind;
 
 typedef struct IdemBlocker
@@ -28,6 +29,8 @@ typedef struct IdemBlocker
 	((IdemBlocker) {.kind = IDEM_BLOCKER_LEASE, .lease_until = (until)})
 #define IDEM_BLOCKED_BY_POLICY \
 	((IdemBlocker) {.kind = IDEM_BLOCKER_POLICY})
+#define IDEM_BLOCKED_BY_DDL \
+	((IdemBlocker) {.kind = IDEM_BLOCKER_DDL})
 
 /* A sentence for a DETAIL, palloc'd; NULL: there is no blocker */
 extern char *idem_blocker_to_string(const IdemBlocker *blocker);

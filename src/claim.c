@@ -21,7 +21,9 @@
  * claim is answered "claimed" without a row.
  *
  * One attempt never waits: it returns what to wait for.  Therefore a lease can look and write
- * under the lock of its key, see idem_store_lock_key().
+ * under the lock of its key, see idem_store_lock_key().  (There are two exceptions, which
+ * lock_timeout bounds: a unique index of a user, see store_open.c; and a REINDEX of the TOAST
+ * table alone, for values that are that long.)
  *
  * Release table locks before sleeping until a lease ends: otherwise DDL queues behind the
  * sleeper, and the lease holder behind the DDL; the deadlock detector cannot see latch
@@ -68,6 +70,7 @@ typedef enum Step
 	STEP_ANSWER,
 	STEP_AGAIN,					/* another claim was first, or the policy has changed */
 	STEP_WAIT_FOR_POLICY,
+	STEP_WAIT_FOR_DDL,
 	STEP_WAIT_FOR_TRANSACTION,
 	STEP_WAIT_FOR_ROW_LOCK,
 	STEP_WAIT_FOR_LEASE
@@ -164,6 +167,8 @@ promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
 		case IDEM_PROMISE_REFUSED:
 			return STEP_WAIT_FOR_POLICY;
 	}
+	if (!idem_store_prepare_write(call->lease_us > 0))
+		return STEP_WAIT_FOR_DDL;
 	if (call->lease_us > 0)
 	{
 		row->state = IDEM_STATE_IN_PROGRESS;
@@ -375,13 +380,16 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 	}
 
 	idem_wait_end();
-	if (step == STEP_WAIT_FOR_POLICY)
+	if (step == STEP_WAIT_FOR_POLICY || step == STEP_WAIT_FOR_DDL)
 	{
+		bool		by_ddl = step == STEP_WAIT_FOR_DDL;
+
 		/* One refusal counts for all keys of the call. */
-		*blocker = IDEM_BLOCKED_BY_POLICY;
+		*blocker = by_ddl ? IDEM_BLOCKED_BY_DDL : IDEM_BLOCKED_BY_POLICY;
 		call->is_refused = call->is_refused ||
-			!idem_wait_for_lock(idem_policy_wait_lock,
-								"a change of idem_scopes", deadline);
+			!idem_wait_for_lock(by_ddl ? idem_store_wait_lock : idem_policy_wait_lock,
+								by_ddl ? "a change of idem_claims" : "a change of idem_scopes",
+								deadline);
 		return !call->is_refused;
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)

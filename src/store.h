@@ -35,7 +35,8 @@ typedef struct IdemRow
 	const IdemStored *fingerprint;	/* a bytea */
 	const IdemStored *result;	/* a jsonb; of a failed request: the error */
 	const IdemStored *progress; /* a jsonb */
-	TransactionId writer;		/* that wrote this version of it; idem_store_fetch() sets it */
+	TransactionId writer;		/* that wrote this version of it, or FrozenTransactionId;
+								 * idem_store_fetch() sets it */
 } IdemRow;
 
 #define IDEM_NO_TIME DT_NOBEGIN
@@ -182,6 +183,15 @@ typedef struct IdemNewRow
 #define IDEM_INSERT_MANY_MAX 1000
 
 extern bool idem_store_insert_many(IdemNewRow *rows, int nrows);
+
+/*
+ * To be called before a claim is written under the locks of its key and of its policy: takes
+ * without waiting what the write will need of the indexes, and for a lease of the tokens'
+ * sequence.  False: others have a lock that conflicts.  Then give up those two locks, and wait by
+ * the second, an IdemTakeLock.
+ */
+extern bool idem_store_prepare_write(bool is_lease);
+extern void idem_store_wait_lock(SubTransactionId subtransaction);
 
 /*
  * Locks a key for the short time in which a lease looks, draws its token and writes its row.

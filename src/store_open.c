@@ -26,7 +26,9 @@
  *
  *	1. RowExclusiveLock on the table, then on its indexes, until the transaction ends, as
  *	   after any DML.  Unlike there they belong to the transaction and not to the portal or
- *	   the savepoint, because the store stays open as long;
+ *	   the savepoint, because the store stays open as long.  A claim holds locks 2 and 3 when
+ *	   it needs the other indexes, and for a lease the sequence of the tokens: then it takes
+ *	   these without waiting, and if one is refused gives 2 and 3 up before it waits;
  *	2. for a lease, the lock of the key, from before the probe to after the write;
  *	3. for a claim, the lock of the policies (policy.c), from the promise to after the
  *	   write;
@@ -117,7 +119,11 @@ static int	ddl_depth = 0;
 /* Relations that this transaction has locked, and whether it has written any row */
 static Oid	locked_claims = InvalidOid;
 static Oid	locked_key_index = InvalidOid;
+static Oid	locked_tokens = InvalidOid;
 static bool has_written = false;
+
+/* The relation whose lock idem_store_prepare_write() did not get */
+static Oid	refused_relation = InvalidOid;
 
 static ProcessUtility_hook_type next_process_utility;
 
@@ -733,22 +739,34 @@ idem_store_step_back(void)
 		unlock_for_transaction(&locked_claims);
 }
 
-/* The indexes that can have an entry of any row.  Locks all of them before any is opened: the
- * wait for a lock can end in an error. */
-static List *
-lock_indexes(IdemStore *store)
+/* False: with dont_wait, if others have a lock that conflicts. */
+static bool
+lock_to_write(Oid relid, bool dont_wait)
 {
-	List	   *indexes = RelationGetIndexList(store->claims);
+	Oid			locked = InvalidOid;
+
+	if (!dont_wait)
+		lock_for_transaction(&locked, relid);
+	else if (idem_relation_lock_try(relid, RowExclusiveLock))
+		AcceptInvalidationMessages();
+	else
+	{
+		refused_relation = relid;
+		return false;
+	}
+	return true;
+}
+
+/* Locks all of them before any is opened: the wait for a lock can end in an error. */
+static bool
+lock_indexes(const List *indexes, bool dont_wait)
+{
 	ListCell   *cell;
 
-	indexes = list_delete_oid(indexes, store->unsettled_index);
 	foreach(cell, indexes)
-	{
-		Oid			locked = InvalidOid;
-
-		lock_for_transaction(&locked, lfirst_oid(cell));
-	}
-	return indexes;
+		if (!lock_to_write(lfirst_oid(cell), dont_wait))
+			return false;
+	return true;
 }
 
 /* Opens the nth index of the target under the caller's owner, as in open_store(): an
@@ -788,15 +806,23 @@ make_target(IdemStore *store, int nindexes)
 	store->nindexes_max = nindexes;
 }
 
-/* Like ExecOpenIndices(), which would open the index of unsettled rows, too. */
-static void
-open_indexes(IdemStore *store)
+/* The indexes that can have an entry of any row.  Like ExecOpenIndices(), which would open the
+ * index of unsettled rows, too. */
+static bool
+open_indexes(IdemStore *store, bool dont_wait)
 {
 	MemoryContext caller = MemoryContextSwitchTo(store->context);
-	List	   *indexes = lock_indexes(store);
+	List	   *indexes = list_delete_oid(RelationGetIndexList(store->claims),
+										  store->unsettled_index);
 	int			most = list_length(indexes) + 1;	/* with the index of unsettled rows */
 
 	Assert(store->nkept_indexes == 0);
+	if (!lock_indexes(indexes, dont_wait))
+	{
+		list_free(indexes);
+		MemoryContextSwitchTo(caller);
+		return false;
+	}
 	store->opened_in = GetCurrentSubTransactionId();
 	if (store->target == NULL || store->nindexes_max != most)
 		make_target(store, most);
@@ -807,30 +833,75 @@ open_indexes(IdemStore *store)
 		keep_index(store, i);
 	list_free(indexes);
 	MemoryContextSwitchTo(caller);
+	return true;
+}
+
+static bool
+open_unsettled_index(IdemStore *store, bool dont_wait)
+{
+	int			n = store->nindexes_of_all;
+	MemoryContext caller;
+
+	if (!OidIsValid(store->unsettled_index) || store->nkept_indexes > n)
+		return true;
+	if (!lock_to_write(store->unsettled_index, dont_wait))
+		return false;
+	caller = MemoryContextSwitchTo(store->context);
+	store->opened_in = GetCurrentSubTransactionId();
+	open_index(store->target, n, store->unsettled_index);
+	keep_index(store, n);
+	MemoryContextSwitchTo(caller);
+	return true;
 }
 
 void
 idem_store_choose_indexes(IdemStore *store, IdemState state)
 {
-	int			n = store->nindexes_of_all;
-
 	Assert(store->target != NULL && store->in_use);
-	if (state == IDEM_STATE_IN_PROGRESS && OidIsValid(store->unsettled_index))
+	store->target->ri_NumIndices = store->nindexes_of_all;
+	if (state == IDEM_STATE_IN_PROGRESS)
 	{
-		if (store->nkept_indexes == n)
-		{
-			MemoryContext caller = MemoryContextSwitchTo(store->context);
-			Oid			locked = InvalidOid;
-
-			lock_for_transaction(&locked, store->unsettled_index);
-			store->opened_in = GetCurrentSubTransactionId();
-			open_index(store->target, n, store->unsettled_index);
-			keep_index(store, n);
-			MemoryContextSwitchTo(caller);
-		}
-		n++;
+		(void) open_unsettled_index(store, false);
+		store->target->ri_NumIndices = store->nkept_indexes;
 	}
-	store->target->ri_NumIndices = n;
+}
+
+/* Otherwise the server waits for the sequence's lock when the first token is drawn. */
+static bool
+lock_tokens(void)
+{
+	Oid			tokens = idem_catalog()->tokens;
+
+	if (locked_tokens == tokens)
+		return true;
+	if (!lock_to_write(tokens, true))
+		return false;
+	locked_tokens = tokens;
+	return true;
+}
+
+/* It counts as written from here on: so what is locked stays locked. */
+bool
+idem_store_prepare_write(bool is_lease)
+{
+	IdemStore  *store = idem_store_use();
+	bool		is_ready;
+
+	has_written = true;
+	is_ready = (store->nkept_indexes > 0 || open_indexes(store, true)) &&
+		(!is_lease || (open_unsettled_index(store, true) && lock_tokens()));
+	idem_store_done(store);
+	return is_ready;
+}
+
+/* The lock is the transaction's, as in lock_for_transaction(): the next attempt can be refused it
+ * again, while somebody waits for our transaction. */
+void
+idem_store_wait_lock(SubTransactionId subtransaction)
+{
+	Oid			locked = InvalidOid;
+
+	lock_for_transaction(&locked, refused_relation);
 }
 
 IdemStore *
@@ -842,7 +913,7 @@ idem_store_use_to_write(CmdType command)
 	has_written = true;
 	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
 		store->nkept_indexes == 0)
-		open_indexes(store);
+		(void) open_indexes(store, false);
 	return store;
 }
 
@@ -878,7 +949,7 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
 			the_store = NULL;
-			locked_claims = locked_key_index = InvalidOid;
+			locked_claims = locked_key_index = locked_tokens = InvalidOid;
 			has_written = false;
 			break;
 		default:

@@ -111,6 +111,13 @@ $holder->ask($_) for 'SET track_activities = off', 'BEGIN', q{SELECT idem_claim(
 is(complaint('c', sprintf($claim, 'tx', 0)), 'ID409 ' . sprintf($names, 'tx') . ' Process ' . $holder->pid . ' holds it.', 'a process that does not tell when');
 $holder->quit;
 
+$holder = holder('c', 'BEGIN', 'ALTER SEQUENCE idem_token_seq CACHE 1');
+is(complaint('c', q{BEGIN; SET LOCAL lock_timeout = '50 ms'; SELECT idem_try_claim('u', 'new', lease => '1 min', wait => '1 min')}),
+	'55P03', 'a change of the tokens: lock_timeout');
+$holder->ask('ROLLBACK; BEGIN; ALTER INDEX idem_claims_expires_at_idx SET TABLESPACE pg_default');
+is(complaint('c', sprintf($claim, 'new', 0)), 'ID409 ' . sprintf($names, 'new') . ' A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.', 'a change of an index');
+$holder->quit;
+
 $node->safe_psql('c', q{BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'another'});
 $node->safe_psql('c', q{BEGIN; SELECT idem_claim('u', 'prepared'); PREPARE TRANSACTION 'my "gid"'});
 like(complaint('c', sprintf($claim, 'prepared', 0)), qr/^ID409 Scope "", user "u", request "prepared"\. Prepared transaction "my "gid"" holds it, since $time\.$/, 'a prepared transaction');
