@@ -1060,7 +1060,9 @@ AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'se
 -- Whether this transaction wrote the row version with this xmin, which it can see.  Of all
 -- transactions in progress, it sees rows of its own only.  The xmin may belong to a
 -- subtransaction, whose id is assigned after that of the transaction.  An xmin that seems to
--- lie in the future is from before the ids wrapped around, and frozen.
+-- lie in the future is from before the ids wrapped around, and frozen.  Of a frozen row from 2^32
+-- transactions ago the xmin can be ours by chance, which SQL cannot see: where that would do harm,
+-- see idem__is_of_now() too.
 CREATE FUNCTION @extschema@.idem__is_ours(row_xmin xid)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -1080,6 +1082,13 @@ EXCEPTION
 		RETURN false;
 END
 $$;
+
+-- False: the row's lease, or its time to live, was over when this transaction began.  So it did not
+-- write the row: whatever it writes of a claim ends later.
+CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_until timestamptz, expires_at timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE
+AS $$ SELECT CASE state WHEN 'in_progress' THEN lease_until ELSE expires_at END > now() $$;
 
 -- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key
 -- that one snapshot sees.  It serves the functions that only read, which a parallel query can call.
@@ -1657,8 +1666,9 @@ DECLARE
 	seen record;
 	look @extschema@.idem__look;
 BEGIN
-	SELECT c.xmin AS version, @extschema@.idem__is_ours(c.xmin) AS ours, c.state::text AS state, c.expires_at,
-		c.lease_until, c.fingerprint, c.result, c.progress
+	SELECT c.xmin AS version,
+		@extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until, c.expires_at) AS ours,
+		c.state::text AS state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
 	INTO seen FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 	ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
@@ -2719,7 +2729,7 @@ BEGIN
 	ELSE
 		SELECT c.* INTO was FROM @extschema@.idem_claims AS c
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND @extschema@.idem__is_ours(c.xmin);
+			AND @extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until, c.expires_at);
 		IF NOT FOUND THEN
 			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
 				'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);

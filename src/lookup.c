@@ -125,7 +125,7 @@ set_varlena(Datum *value, bool *isnull, const void *varlena)
 
 /*
  * False: the server does not know.  It tracks the commits of some time only, and none of a
- * transaction that runs.  On a standby, asking for it raises an error if the primary does not
+ * transaction that runs; and a frozen row does not tell who wrote it.  On a standby, asking for it raises an error if the primary does not
  * track commits, and no function tells beforehand.
  */
 static bool

@@ -130,14 +130,16 @@ is_deleted_in_flight(TupleTableSlot *slot)
 	return ItemPointerEquals(&tuple->t_self, &tuple->t_data->t_ctid);
 }
 
+/* FrozenTransactionId: of a frozen row.  It keeps the id of its writer (which the system column
+ * xmin shows), but by now the ids can have wrapped around to that of another transaction. */
 static TransactionId
 writer_of(TupleTableSlot *slot)
 {
-	bool		isnull;
+	bool		should_free;
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(slot, false, &should_free);
 
-	return DatumGetTransactionId(slot_getsysattr(slot,
-												 MinTransactionIdAttributeNumber,
-												 &isnull));
+	Assert(!should_free);
+	return HeapTupleHeaderGetXmin(tuple->t_data);
 }
 
 static bool
