@@ -545,12 +545,13 @@ set_time(TupleTableSlot *slot, AttrNumber column, TimestampTz value)
 
 /*
  * To whole seconds: many entries of the index by time are then equal, and take less room.
- * An operator can have set a row's expires_at to infinity, which stays.
+ * An operator can have set a row's expires_at to infinity, which stays; or into the last second
+ * that is a timestamp: the next one could be written, but no dump with it be restored.
  */
 static TimestampTz
 round_up(TimestampTz time)
 {
-	if (TIMESTAMP_NOT_FINITE(time))
+	if (TIMESTAMP_NOT_FINITE(time) || time > END_TIMESTAMP - USECS_PER_SEC)
 		return time;
 	return (time + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
 }

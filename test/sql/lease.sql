@@ -100,6 +100,12 @@ SELECT idem_extend('lease', 'a', :a, '1 hour', 'null') IS NOT NULL AS extended;
 SELECT progress FROM idem_lookup('lease', 'a');
 SELECT idem_extend('lease', 'a', :a, '1 hour', '{"step": 3}') IS NOT NULL AS extended;
 SELECT outcome, progress FROM idem_try_claim('lease', 'a', wait => '0');
+-- What is written can be read back, as a dump is, also in the last second of all.
+BEGIN;
+UPDATE idem_claims SET expires_at = '294276-12-31 23:59:59.5+00' WHERE user_id = 'lease' AND request_id = 'a';
+SELECT idem_extend('lease', 'a', :a) IS NOT NULL AS extended;
+SELECT expires_at::text::timestamptz = '294276-12-31 23:59:59.5+00' AS kept FROM idem_lookup('lease', 'a');
+ROLLBACK;
 
 -- ----- the tokens of others -----
 
