@@ -2277,6 +2277,11 @@ BEGIN
 		WHEN array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1 THEN 'arrays must have one dimension'
 		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
 			THEN 'arrays must have the same length' END;
+	-- (The limit is the C edition's.)
+	IF refused IS DISTINCT FROM 'arrays must have one dimension'
+		AND greatest(cardinality(user_ids), cardinality(request_ids), cardinality(fingerprints)) > 10000000 THEN
+		PERFORM @extschema@.idem__raise('ID400', 'more than 10000000 requests in one call', 'Fix the client: pass them in several calls.');
+	END IF;
 	IF refused IS NOT NULL THEN
 		PERFORM @extschema@.idem__raise('ID400', refused,
 			'Fix the client: pass one-dimensional arrays of the same length, one element a request.');

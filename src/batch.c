@@ -30,6 +30,9 @@
 #include "sqlstate.h"
 #include "stats.h"
 
+/* More elements would need arrays of more than a gigabyte, which the server does not allocate. */
+#define BATCH_MAX 10000000
+
 /* A slice ends after this many keys, but not in the middle of a group that is claimed
  * together: it can have nearly twice as many. */
 #define SLICE_KEYS 1000
@@ -68,6 +71,11 @@ deconstruct(FunctionCallInfo fcinfo, int arg, Oid type, Datum **values,
 	array = PG_GETARG_ARRAYTYPE_P(arg);
 	if (ARR_NDIM(array) > 1)
 		raise_bad_arrays("arrays must have one dimension");
+	if (ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array)) > BATCH_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("more than %d requests in one call", BATCH_MAX),
+				 errhint("Fix the client: pass them in several calls.")));
 	deconstruct_array(array, type, -1, false, TYPALIGN_INT, values, nulls, n);
 }
 

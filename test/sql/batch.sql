@@ -92,6 +92,8 @@ ROLLBACK;
 SELECT * FROM idem_claim_many('{batch,batch}', '{q}');
 SELECT * FROM idem_claim_many('{{batch,batch}}', '{{q,r}}');
 SELECT * FROM idem_claim_many('{batch}', NULL);
+SELECT idem_claim_many(a, a) FROM (SELECT array_fill(NULL::text, ARRAY[27000000])) AS t (a);
+SELECT idem_claim_many('{batch}', array_fill(NULL::text, ARRAY[10000001]));
 \set VERBOSITY sqlstate
 
 -- ----- fingerprints -----
