@@ -314,8 +314,9 @@ has_key(TupleTableSlot *slot, const IdemKey *key)
 
 /*
  * Looks at the place of the row that was inserted last, which is mostly the row that is
- * looked for.  By now another row can be there, or none.  Without this look, figure 3 of
- * the benchmark (claim and complete) takes 8 % longer.
+ * looked for.  An earlier statement noted it, so no snapshot has kept it (see IdemRowRef): by
+ * now another row can be there, or none.  Without this look, figure 3 of the benchmark
+ * (claim and complete) takes 8 % longer.
  */
 static bool
 find_latest(IdemStore *store, const IdemKey *key, IdemFound *found)

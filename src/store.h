@@ -41,7 +41,13 @@ typedef struct IdemRow
 
 #define IDEM_NO_TIME DT_NOBEGIN
 
-/* Which row it is.  Only the store looks into it. */
+/*
+ * Which version of a row it is.  Only the store looks into it.  Nothing pins its page.  It is valid
+ * until the statement ends that has found it: the statement has had a snapshot since before the
+ * look, so whatever transaction ends the version runs beside that snapshot.  Therefore neither
+ * pruning nor VACUUM removes the version, and no other row gets its place: also while the caller
+ * waits for a holder, or has given the lock of the table back (idem_store_step_back()).
+ */
 typedef struct IdemRowRef
 {
 	ItemPointerData tid;

@@ -677,6 +677,8 @@ open_kept_store(void)
 IdemStore *
 idem_store_use(void)
 {
+	/* See IdemRowRef. */
+	Assert(HaveRegisteredOrActiveSnapshot());
 	if (the_store != NULL && the_store->in_use)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
