@@ -272,6 +272,19 @@ load_catalog(IdemCatalog *catalog)
 					 IDEM_OUTCOME_COUNT, catalog->outcome);
 }
 
+bool
+idem_catalog_exists(Oid *claims)
+{
+	Oid			extension;
+	Oid			schema;
+	char	   *version;
+
+	if (!find_extension(&extension, &schema, &version))
+		return false;
+	*claims = get_relname_relid("idem_claims", schema);
+	return true;
+}
+
 const IdemCatalog *
 idem_catalog(void)
 {

@@ -53,6 +53,10 @@ typedef struct IdemCatalog
  */
 extern const IdemCatalog *idem_catalog(void);
 
+/* Whether the database has the extension, and the table of its claims, by name; InvalidOid: that
+ * was renamed.  Raises nothing, also while the extension is being dropped. */
+extern bool idem_catalog_exists(Oid *claims);
+
 /* Raises 55000 unless the result of the function that is called has this number of columns. */
 extern void idem_require_columns(TupleDesc desc, int columns);
 

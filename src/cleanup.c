@@ -19,7 +19,9 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 
+#include "catalog.h"
 #include "cleanup.h"
 #include "expiry.h"
 #include "policy.h"
@@ -124,12 +126,17 @@ note_row_that_stays(IdemCleanupBatch *batch, TimestampTz expires_at)
 /*
  * Nobody knows whether this request was executed, and by the scope's policy somebody has to
  * find out.  Until then the row stays; it is not backlog.
+ *
+ * Keeps the lock of the scopes until the transaction ends: released after each row, it could be
+ * waited for at each of them.
  */
 static bool
 is_kept_as_unknown(const IdemExpiring *row)
 {
-	return row->state == IDEM_STATE_IN_PROGRESS &&
-		idem_policy(row->scope).lapsed_unknown;
+	if (row->state != IDEM_STATE_IN_PROGRESS)
+		return false;
+	LockRelationOid(idem_catalog()->scopes, AccessShareLock);
+	return idem_policy(row->scope).lapsed_unknown;
 }
 
 static bool

@@ -46,8 +46,8 @@ typedef struct IdemCleanupBatch
  * transaction has locked or changed is skipped.  If there can be more, next_start is after start,
  * unless rows were removed or stop ended the batch.
  *
- * Takes RowExclusiveLock on the claims until the transaction ends, and never waits for a
- * row.  Raises what the store raises.
+ * Takes RowExclusiveLock on the claims until the transaction ends, AccessShareLock on the scopes
+ * if a row is in progress, and never waits for a row.  Raises what the store raises.
  */
 extern void idem_cleanup_batch(const IdemCleanupOrder *order,
 							   IdemCleanupBatch *batch);

@@ -14,7 +14,7 @@
  *	- LOOK_INTERVAL after its latest worker started: nobody announces rows that were
  *	  restored, replicated, prepared, or written by a superuser.
  * After failures the interval doubles with each of them.  If several databases are due, the
- * one whose worker started longest ago comes first.
+ * one whose worker started longest ago, or failed, comes first.
  *
  * What the launcher knows of a database (LauncherDatabase) is lost when the launcher is
  * restarted; it then starts one worker for each database.  It sees workers of a former
@@ -75,8 +75,9 @@
 /* Longest pause after a worker could not be started */
 #define RETRY_INTERVAL_MAX SECONDS(10)
 
-/* "No background worker slot is free" is logged this often at most. */
-#define NO_SLOT_REPORT_INTERVAL SECONDS(60)
+/* "No background worker slot is free" is logged this often at most.  That no worker could work in
+ * a database is reported once it has lasted for so long, and again after as long. */
+#define REPORT_INTERVAL SECONDS(60)
 
 /* Longest pause after failures */
 #define BACKOFF_MAX SECONDS(300)
@@ -90,9 +91,12 @@ typedef struct LauncherDatabase
 								 * includes it */
 	bool		looked_at;		/* a worker was started since the launcher
 								 * started, and since the latest reload */
-	TimestampTz started_at;		/* latest worker */
+	TimestampTz started_at;		/* latest worker; if it failed: when it ended */
 	TimestampTz retry_at;		/* try to start a worker not before this */
 	int			failures;		/* in a row */
+	const char *refusal;		/* why no worker could work; NULL: the latest could, or
+								 * has published its error */
+	TimestampTz refused_at;		/* since then */
 	uint64		runs_before;	/* regular ends before the latest worker */
 	BackgroundWorkerHandle *handle; /* running worker, or NULL */
 } LauncherDatabase;
@@ -331,7 +335,38 @@ refresh_databases(void)
 /* ----- its workers ----- */
 
 static void
-note_worker_ended(LauncherDatabase *db)
+note_refusal(LauncherDatabase *db, const char *reason, TimestampTz now)
+{
+	if (db->refusal == NULL)
+		db->refused_at = now;
+	db->refusal = reason;
+}
+
+/* For a moment it is normal: while the database is copied, say.  If it lasts, it counts as an
+ * error of the worker. */
+static void
+report_refusal(const LauncherDatabase *db, TimestampTz now)
+{
+	IdemCleanupStats stats;
+	char	   *message;
+
+	/* No statistics: nobody has used the extension in this database. */
+	if (!idem_stats_read_database(db->oid, &stats) ||
+		Max(db->refused_at, stats.last_error_at) > now - REPORT_INTERVAL)
+		return;
+	message = psprintf("no worker could clean database \"%s\" since %s: %s",
+					   NameStr(db->name), timestamptz_to_str(db->refused_at),
+					   db->refusal);
+	(void) idem_stats_publish_error(db->oid, message);
+	ereport(WARNING,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg_internal("%s", message),
+			 errdetail("It is tried again; expired claims stay until then."),
+			 errhint("If a lock is in the way, pg_locks shows who has it, or waits for it: that of the database, of idem_claims or of idem_scopes.")));
+}
+
+static void
+note_worker_ended(LauncherDatabase *db, TimestampTz now)
 {
 	IdemCleanupStats stats;
 
@@ -344,13 +379,23 @@ note_worker_ended(LauncherDatabase *db)
 	/* Without statistics of the database we cannot know: assume success. */
 	if (idem_stats_read_database(db->oid, &stats) &&
 		stats.runs == db->runs_before)
+	{
 		db->failures++;
+		if (stats.last_error_at < db->started_at)
+			note_refusal(db, "its workers find locks in the way, or cannot connect", now);
+		else
+			db->refusal = NULL;
+		db->started_at = now;
+	}
 	else
+	{
 		db->failures = 0;
+		db->refusal = NULL;
+	}
 }
 
 static void
-reap_workers(void)
+reap_workers(TimestampTz now)
 {
 	HASH_SEQ_STATUS seq;
 	LauncherDatabase *db;
@@ -358,9 +403,13 @@ reap_workers(void)
 
 	hash_seq_init(&seq, databases);
 	while ((db = hash_seq_search(&seq)) != NULL)
+	{
 		if (db->handle != NULL &&
 			GetBackgroundWorkerPid(db->handle, &pid) == BGWH_STOPPED)
-			note_worker_ended(db);
+			note_worker_ended(db, now);
+		if (db->refusal != NULL)
+			report_refusal(db, now);
+	}
 }
 
 /* Pause between the starts of two workers in a database */
@@ -402,7 +451,7 @@ due_at(const LauncherDatabase *db)
 	due = db->started_at + Max(LOOK_INTERVAL,
 							   MILLISECONDS(idem_cleanup_interval));
 	due = Min(due, stats.oldest);
-	if (stats.backlog || db->failures > 0)
+	if (stats.backlog || db->failures > 0 || db->refusal != NULL)
 		due = not_before;
 	return Max(Max(due, not_before), db->retry_at);
 }
@@ -455,7 +504,7 @@ static void
 report_no_slot(const LauncherDatabase *db, TimestampTz now)
 {
 	if (no_slot_reported_at <= now &&
-		no_slot_reported_at + NO_SLOT_REPORT_INTERVAL > now)
+		no_slot_reported_at + REPORT_INTERVAL > now)
 		return;
 	no_slot_reported_at = now;
 	ereport(WARNING,
@@ -485,11 +534,15 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 	/* Another session is about to drop, rename or copy the database: a worker would be in
 	 * its way. */
 	if (!idem_conditional_lock_database(db->oid))
+	{
+		note_refusal(db, "another session has locked it", now);
 		return true;
+	}
 
 	if (!register_worker(db))
 	{
 		report_no_slot(db, now);
+		note_refusal(db, "no background worker slot is free", now);
 		return false;
 	}
 	running_workers++;
@@ -550,6 +603,7 @@ follow_clock(TimestampTz now)
 	{
 		db->started_at = Min(db->started_at, now);
 		db->retry_at = Min(db->retry_at, now + retry_interval());
+		db->refused_at = Min(db->refused_at, now);
 	}
 }
 
@@ -564,7 +618,7 @@ launcher_cycle(void)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
-	reap_workers();
+	reap_workers(now);
 	refresh_databases();
 	follow_clock(now);
 	slots_free = start_due_workers(now);

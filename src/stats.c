@@ -19,7 +19,7 @@
  *	slot->claims	atomics, each a counter of its own.
  *	slot->scopes	see scope_stats.c.
  *	slot->cleanup	slot->mutex, a spinlock.  Only the database's worker writes its marks,
- *					worker_pid and runs.  The launcher only reads.
+ *					worker_pid and runs.  The launcher reads, and publishes errors.
  *
  * Take shared->lock before a mutex, and no lock under a mutex.
  *
@@ -659,24 +659,30 @@ idem_stats_publish_absent(void)
 }
 
 bool
-idem_stats_publish_error(const char *message)
+idem_stats_publish_error(Oid database, const char *message)
 {
-	DatabaseSlot *slot = get_own_slot(true);
+	DatabaseSlot *slot;
 	TimestampTz now = GetCurrentTimestamp();
 	int			length = pg_mbcliplen(message, strlen(message),
 									  IDEM_ERROR_TEXT_BYTES_MAX - 1);
-	bool		is_news;
+	bool		is_news = true;
 
-	if (slot == NULL)
-		return true;
-	SpinLockAcquire(&slot->mutex);
-	is_news = strncmp(slot->cleanup.last_error, message, length) != 0 ||
-		slot->cleanup.last_error[length] != '\0';
-	slot->cleanup.errors++;
-	slot->cleanup.last_error_at = now;
-	memcpy(slot->cleanup.last_error, message, length);
-	slot->cleanup.last_error[length] = '\0';
-	SpinLockRelease(&slot->mutex);
+	if (database == MyDatabaseId)
+		(void) get_own_slot(true);
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	slot = find_slot(database);
+	if (slot != NULL)
+	{
+		SpinLockAcquire(&slot->mutex);
+		is_news = strncmp(slot->cleanup.last_error, message, length) != 0 ||
+			slot->cleanup.last_error[length] != '\0';
+		slot->cleanup.errors++;
+		slot->cleanup.last_error_at = now;
+		memcpy(slot->cleanup.last_error, message, length);
+		slot->cleanup.last_error[length] = '\0';
+		SpinLockRelease(&slot->mutex);
+	}
+	LWLockRelease(&shared->lock);
 	return is_news;
 }
 

@@ -116,8 +116,8 @@ extern void idem_stats_publish_cleanup(const IdemCleanupReport *report,
  */
 extern void idem_stats_publish_absent(void);
 
-/* Returns whether the message differs from the latest one. */
-extern bool idem_stats_publish_error(const char *message);
+/* Returns whether the message differs from the latest one of that database. */
+extern bool idem_stats_publish_error(Oid database, const char *message);
 
 /* The worker's run came to a regular end. */
 extern void idem_stats_publish_run(void);

@@ -99,12 +99,6 @@ extern void idem_store_open(const char *command);
 extern void idem_store_step_back(void);
 extern void idem_store_reopen(void);
 
-/*
- * Tries to take RowExclusiveLock on the table until the transaction ends, without waiting,
- * and opens nothing.  False: another session has a lock that conflicts.
- */
-extern bool idem_store_try_lock(void);
-
 /* ----- reading ----- */
 
 /*

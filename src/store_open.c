@@ -721,12 +721,6 @@ idem_store_open(const char *command)
 	idem_store_reopen();
 }
 
-bool
-idem_store_try_lock(void)
-{
-	return ConditionalLockRelationOid(idem_catalog()->claims, RowExclusiveLock);
-}
-
 void
 idem_store_step_back(void)
 {

@@ -7,9 +7,9 @@
  *
  * Leaving in time: DROP, ALTER and a copy of the database lock it.  Before each batch and
  * several times a second within one, the worker tries a lock that conflicts with theirs,
- * without waiting, and ends if it is refused.  Before each batch it does the same with the
- * lock of the extension, so DROP EXTENSION waits for one batch at most, and no batch runs
- * into it.
+ * without waiting, and ends if it is refused.  For each table a batch waits once at most, for
+ * some seconds; a run in which a batch takes long ends with it.  So nobody who locks tables of
+ * his database can keep the server's few workers there.
  *
  * Launcher and worker run as the bootstrap superuser, in databases whose owners are not
  * trusted.  So they run no SQL, and call no function that a catalog of the database names:
@@ -23,16 +23,14 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "catalog/pg_extension.h"
 #include "commands/dbcommands.h"
-#include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/lock.h"
+#include "storage/lmgr.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
@@ -41,13 +39,13 @@
 #include "utils/timestamp.h"
 
 #include "backlog.h"
+#include "catalog.h"
 #include "cleanup.h"
 #include "compat.h"
 #include "guc.h"
 #include "rescan.h"
 #include "shared.h"
 #include "stats.h"
-#include "store.h"
 #include "worker.h"
 
 /*
@@ -56,18 +54,17 @@
  */
 #define BATCH_DEAD_MAX 50000
 
-/* The table's lock is the only thing that a worker can wait for. */
-#define WORKER_LOCK_TIMEOUT "10s"
+/* Connecting can wait for the lock of the database, a batch for those of the tables. */
+#define WORKER_LOCK_TIMEOUT "5s"
+
+/* A run ends after a batch that took longer, ms: one of a second, which did not wait, does not. */
+#define LONG_BATCH 3000
 
 StaticAssertDecl(sizeof(IdemWorkerOrder) <= BGW_EXTRALEN,
 				 "the order fits into bgw_extra");
 
-typedef enum ExtensionStanding
-{
-	EXTENSION_SERVED,
-	EXTENSION_ABSENT,
-	EXTENSION_BUSY				/* another session drops it */
-} ExtensionStanding;
+/* A run without any batch is no regular one: the launcher counts a failure. */
+static bool has_run_batch = false;
 
 /* ----- both processes ----- */
 
@@ -86,6 +83,7 @@ idem_worker_connect(Oid database, const char *name)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	idem_shared_require("clean");
+	override_setting("lock_timeout", WORKER_LOCK_TIMEOUT);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	pgstat_report_appname(name);
 
@@ -96,42 +94,12 @@ idem_worker_connect(Oid database, const char *name)
 	override_setting("statement_timeout", "0");
 	override_setting("transaction_timeout", "0");
 	override_setting("idle_in_transaction_session_timeout", "0");
-	override_setting("lock_timeout", WORKER_LOCK_TIMEOUT);
 	override_setting("search_path", "");
 	/* If a crash loses the removal of an expired claim, it is removed again. */
 	override_setting("synchronous_commit", "off");
 }
 
 /* ----- may a batch run? ----- */
-
-/*
- * Does not keep the lock of the extension: DROP SCHEMA may hold the table's lock when it asks
- * for the extension's, and would deadlock with us.  Keeps the lock of the table until the
- * transaction ends, so that the extension stays for the batch; does not wait for it here,
- * because DROP SCHEMA may hold it.
- *
- * Raises 55000 for an extension that this library does not serve.  Its claims are there and
- * expire, so what is known of them stays published.
- */
-static ExtensionStanding
-extension_standing(void)
-{
-	Oid			extension = get_extension_oid("idem", true);
-	bool		is_still_there;
-	LOCKTAG		tag;
-
-	if (!OidIsValid(extension))
-		return EXTENSION_ABSENT;
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
-	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
-		return EXTENSION_BUSY;
-	/* It may have been dropped before we had the lock. */
-	is_still_there = get_extension_oid("idem", true) == extension;
-	if (is_still_there)
-		(void) idem_store_try_lock();
-	LockRelease(&tag, AccessShareLock, false);
-	return is_still_there ? EXTENSION_SERVED : EXTENSION_ABSENT;
-}
 
 /* IdemCleanupStop */
 static bool
@@ -143,31 +111,47 @@ must_leave_database(void)
 /*
  * Called in the transaction of the batch.  This process becomes the database's worker only
  * here, when the database is known to have the extension: statistics of others are not kept.
+ *
+ * The extension itself is not locked: whoever owns any function could keep us out, since ALTER
+ * FUNCTION ... DEPENDS ON EXTENSION locks it exclusively.  DROP EXTENSION locks it, then its
+ * tables, idem_claims first, and only then changes a catalog.  So the lock of idem_claims keeps
+ * the extension for the batch, too, and a batch that has it can wait for idem_scopes without a
+ * deadlock.  DROP EXTENSION waits for one batch at most, because the next one queues behind it.
+ * Only before we have the table's lock can the extension go: therefore idem_catalog_exists()
+ * raises nothing, and is asked again.
+ *
+ * Raises 55000 for an extension that this library does not serve.  Its claims are there and
+ * expire, so what is known of them stays published.
  */
 static bool
 may_run_batch(void)
 {
 	uint32		starts = idem_stats_get_starts();
+	bool		exists;
+	Oid			claims;
 
 	Assert(IsTransactionState());
 	if (must_leave_database())
 	{
 		elog(DEBUG1, "leaving: another session needs the database for itself");
+		if (!has_run_batch)
+			proc_exit(0);
 		return false;
 	}
-	switch (extension_standing())
+	exists = idem_catalog_exists(&claims);
+	if (exists)
 	{
-		case EXTENSION_SERVED:
-			return idem_stats_attach_worker();
-		case EXTENSION_ABSENT:
-			idem_stats_publish_absent();
-			idem_stats_stop_database(starts);
+		if (!idem_stats_attach_worker())
 			return false;
-		case EXTENSION_BUSY:
-			elog(DEBUG1, "leaving: another session drops the extension");
-			return false;
+		LockRelationOid(claims, RowExclusiveLock);
+		exists = idem_catalog_exists(&claims);
 	}
-	pg_unreachable();
+	if (!exists)
+	{
+		idem_stats_publish_absent();
+		idem_stats_stop_database(starts);
+	}
+	return exists;
 }
 
 /* ----- batches ----- */
@@ -226,12 +210,10 @@ execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
+	report_activity(backlog);
 	may_run = may_run_batch();
 	if (may_run)
-	{
-		report_activity(backlog);
 		idem_cleanup_batch(order, batch);
-	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	return may_run;
@@ -263,6 +245,7 @@ run_batch(IdemCleanupRun *run, bool *backlog)
 		return false;
 	INSTR_TIME_SET_CURRENT(duration);
 	INSTR_TIME_SUBTRACT(duration, began);
+	has_run_batch = true;
 
 	idem_rescan_advance(run, &batch, INSTR_TIME_GET_MICROSEC(duration));
 	batch.report.publications = publications;
@@ -288,6 +271,8 @@ static void
 run_batches(bool rescan)
 {
 	TimestampTz began_at = GetCurrentTimestamp();
+	TimestampTz batch_began_at = began_at;
+	bool		is_over = false;
 	IdemCleanupStats stats;
 	IdemCleanupRun run;
 
@@ -295,10 +280,14 @@ run_batches(bool rescan)
 	idem_rescan_begin_run(&run, &stats, rescan);
 	while (run_batch(&run, &stats.backlog))
 	{
+		TimestampTz now = GetCurrentTimestamp();
+
+		is_over = is_over ||
+			TimestampDifferenceExceeds(began_at, now, IDEM_RUN_DURATION_MAX / 1000) ||
+			TimestampDifferenceExceeds(batch_began_at, now, LONG_BATCH);
+		batch_began_at = now;
 		/* Ends with a batch at the mark: the next worker may begin with a slice. */
-		if (run.latest == IDEM_BATCH_AT_MARK &&
-			TimestampDifferenceExceeds(began_at, GetCurrentTimestamp(),
-									   IDEM_RUN_DURATION_MAX / 1000))
+		if (is_over && run.latest == IDEM_BATCH_AT_MARK)
 			break;
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
@@ -322,7 +311,7 @@ publish_current_error(bool is_retry)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 	ErrorData  *error = CopyErrorData();
-	bool		is_news = idem_stats_publish_error(error->message);
+	bool		is_news = idem_stats_publish_error(MyDatabaseId, error->message);
 	bool		is_lasting =
 		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 
