@@ -5,6 +5,8 @@
  * install it, and the objects then belong to the bootstrap superuser.  So
  *
  * - every name in this script is qualified;
+ * - no name of a schema or a role is substituted within quotes, which it could end: where a
+ *	 string needs one, it comes from pg_extension;
  * - no function here is SECURITY DEFINER.  What is in C acts on the extension's own
  *	 objects, by OID; what is in SQL runs with the caller's rights;
  * - rights are granted at the end, after all others were revoked, and only to the owner
@@ -14,12 +16,31 @@
 -- complain if the script is sourced in psql rather than by CREATE EXTENSION
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
 
--- Two editions in one database would not know of each other's claims.  Temporary schemas
--- are ignored: nobody installs idem there.
+-- ----- whether it can be installed -----
+
 DO $block$
 DECLARE
+	me pg_catalog.pg_extension;
 	other pg_catalog.text;
 BEGIN
+	IF pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.<) 150004 THEN
+		RAISE EXCEPTION 'idem needs PostgreSQL 15.4 or later'
+			USING ERRCODE = 'feature_not_supported',
+			DETAIL = 'Older releases paste the name of a schema into the scripts of trusted extensions unchecked (CVE-2023-39417).',
+			HINT = 'Update the server to the newest minor release of PostgreSQL 15.';
+	END IF;
+	SELECT e.* INTO me FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
+
+	-- This script runs as a superuser, so the server does not ask whether the installer may.
+	IF NOT pg_catalog.has_schema_privilege(me.extowner, me.extnamespace, 'CREATE') THEN
+		RAISE EXCEPTION 'role % may not create objects in schema %', me.extowner::pg_catalog.regrole, me.extnamespace::pg_catalog.regnamespace
+			USING ERRCODE = 'insufficient_privilege',
+			HINT = pg_catalog.format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.',
+				me.extnamespace::pg_catalog.regnamespace, me.extowner::pg_catalog.regrole);
+	END IF;
+
+	-- Two editions in one database would not know of each other's claims.  Temporary schemas
+	-- are ignored: nobody installs idem there.
 	SELECT pg_catalog.format('%I', n.nspname) INTO other
 	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
 		JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'idem_claims'
@@ -36,28 +57,34 @@ BEGIN
 	-- A call with untyped literals, such as idem_grant('app', 'app'), would find them first.
 	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO other
 	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) p.proowner
-	WHERE p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+	WHERE p.pronamespace OPERATOR(pg_catalog.=) me.extnamespace
 		AND pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem_')
-		AND NOT r.rolsuper AND r.oid OPERATOR(pg_catalog.<>) '@extowner@'::pg_catalog.regrole::pg_catalog.oid;
+		AND NOT r.rolsuper AND r.oid OPERATOR(pg_catalog.<>) me.extowner;
 	IF other IS NOT NULL THEN
 		RAISE EXCEPTION 'others own functions in schema % that would be called instead of those of idem: %',
-				'@extschema@'::pg_catalog.regnamespace::pg_catalog.text, other
+				me.extnamespace::pg_catalog.regnamespace, other
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 			HINT = 'Drop them, or install idem into a schema of its own.';
 	END IF;
 	SELECT pg_catalog.string_agg(CASE WHEN a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN 'PUBLIC'
 			ELSE a.grantee::pg_catalog.regrole::pg_catalog.text END, ', ') INTO other
 	FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
-	WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+	WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace
 		AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE' AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
-		AND a.grantee OPERATOR(pg_catalog.<>) '@extowner@'::pg_catalog.regrole::pg_catalog.oid;
+		AND a.grantee OPERATOR(pg_catalog.<>) me.extowner;
 	IF other IS NOT NULL THEN
-		RAISE WARNING 'others may create objects in schema %: %', '@extschema@'::pg_catalog.regnamespace::pg_catalog.text, other
+		RAISE WARNING 'others may create objects in schema %: %', me.extnamespace::pg_catalog.regnamespace, other
 			USING DETAIL = 'A function that they create there, idem_claim(varchar, varchar) or idem_grant(text, text) say, can be called instead of the one of idem.',
 			HINT = 'Revoke CREATE on the schema from them; or drop the extension and install it into a schema of its own.';
 	END IF;
 END
 $block$;
+
+-- Tables and indexes go where the database has its own: the installer's default_tablespace can
+-- be one in which that role may create nothing.  The last statement gives the setting back:
+-- until the end of the transaction, nothing else would.
+SELECT pg_catalog.set_config('idem_install.tablespace', pg_catalog.current_setting('default_tablespace'), true),
+	pg_catalog.set_config('default_tablespace', '', true);
 
 -- ----- types -----
 
@@ -92,7 +119,7 @@ CREATE TABLE @extschema@.idem_claims (
 	result pg_catalog.jsonb,
 	progress pg_catalog.jsonb,
 	PRIMARY KEY (request_id, user_id, scope)
-) WITH (
+) USING heap WITH (
 	-- Rows come and go at a high rate.  VACUUM must find dead rows while they are few, so
 	-- their number counts rather than their share of the table.
 	autovacuum_vacuum_scale_factor = 0.02,
@@ -159,7 +186,7 @@ CREATE TABLE @extschema@.idem_scopes (
 	guarded_since pg_catalog.timestamptz,
 	CONSTRAINT idem_scopes_key_time_ttl_check
 		CHECK (key_time OPERATOR(pg_catalog.<>) 'uuidv7' OR ttl IS NOT NULL)
-);
+) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
 COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long; NULL: idem.ttl';
@@ -577,8 +604,10 @@ COMMENT ON FUNCTION @extschema@.idem_stat_launcher() IS
 -- Says what will not happen.  A WARNING: CREATE EXTENSION hides every NOTICE of its script.
 DO $block$
 DECLARE
-	cleaning constant pg_catalog.text := @extschema@.idem_stat_cleaning();
+	cleaning pg_catalog.text;
 BEGIN
+	EXECUTE (SELECT pg_catalog.format('SELECT %s.idem_stat_cleaning()', e.extnamespace::pg_catalog.regnamespace)
+		FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem') INTO cleaning;
 	IF NOT pg_catalog.starts_with(cleaning, 'worker') THEN
 		RAISE WARNING '%', cleaning
 			USING DETAIL = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
@@ -964,7 +993,7 @@ DECLARE
 	ids_of_original constant pg_catalog.text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
 BEGIN
 	FOR original IN
-		SELECT p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
+		SELECT e.extnamespace::pg_catalog.regnamespace AS schema, p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
 			pg_catalog.pg_get_function_identity_arguments(p.oid) AS types,
 			pg_catalog.pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows, p.prosupport,
 			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
@@ -980,7 +1009,7 @@ BEGIN
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
 			AND pg_catalog.pg_get_function_arguments(p.oid) OPERATOR(pg_catalog.~) ids_of_original
 	LOOP
-		call := pg_catalog.format('@extschema@.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.proname, original.further);
+		call := pg_catalog.format('%s.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.schema, original.proname, original.further);
 		FOR ids IN
 			VALUES ('user_id pg_catalog.text, request_uuid pg_catalog.uuid'),
 				('user_uuid pg_catalog.uuid, request_id pg_catalog.text'),
@@ -988,15 +1017,15 @@ BEGIN
 				('user_number pg_catalog.int8, request_id pg_catalog.text'),
 				('user_number pg_catalog.int8, request_uuid pg_catalog.uuid')
 		LOOP
-			EXECUTE pg_catalog.format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s %s',
-				original.proname,
+			EXECUTE pg_catalog.format('CREATE FUNCTION %s.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s %s',
+				original.schema, original.proname,
 				pg_catalog.regexp_replace(original.arguments, ids_of_original, ids.column1),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
 				CASE WHEN original.prosupport OPERATOR(pg_catalog.<>) 0 THEN 'SUPPORT ' OPERATOR(pg_catalog.||) original.prosupport::pg_catalog.text END,
 				pg_catalog.format(CASE original.prorettype WHEN 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
 					THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
-			EXECUTE pg_catalog.format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L', original.proname,
+			EXECUTE pg_catalog.format('COMMENT ON FUNCTION %s.%I(%s) IS %L', original.schema, original.proname,
 				pg_catalog.regexp_replace(original.types, ids_of_original, ids.column1),
 				pg_catalog.format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
@@ -1151,27 +1180,31 @@ $block$;
 -- other table may use them.
 DO $block$
 DECLARE
+	me pg_catalog.pg_extension;
+	schema pg_catalog.regnamespace;
 	owner pg_catalog.regrole;
 	routine pg_catalog.regprocedure;
 BEGIN
+	SELECT e.* INTO me FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
+	schema := me.extnamespace;
 	FOR owner IN
-		SELECT '@extowner@'::pg_catalog.regrole::pg_catalog.oid
+		SELECT me.extowner
 		UNION
 		SELECT n.nspowner
 		FROM pg_catalog.pg_namespace n
 			JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 			JOIN pg_catalog.pg_roles person ON person.oid OPERATOR(pg_catalog.=)
 				CASE WHEN n.nspowner OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN d.datdba ELSE n.nspowner END
-			JOIN pg_catalog.pg_roles installer ON installer.oid OPERATOR(pg_catalog.=) '@extowner@'::pg_catalog.regrole::pg_catalog.oid
-		WHERE n.oid OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace::pg_catalog.oid
+			JOIN pg_catalog.pg_roles installer ON installer.oid OPERATOR(pg_catalog.=) me.extowner
+		WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace
 			AND installer.rolsuper AND NOT person.rolsuper
 	LOOP
-		EXECUTE pg_catalog.format('GRANT SELECT, INSERT ON @extschema@.idem_claims TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT TRUNCATE ON @extschema@.idem_claims TO %s', owner);
-		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.idem_scopes TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE @extschema@.idem_token_seq TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @extschema@.idem_stat_scopes, @extschema@.idem_stat_table, @extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO %s WITH GRANT OPTION', owner);
-		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE @extschema@.idem_state, @extschema@.idem_outcome TO %s WITH GRANT OPTION', owner);
+		EXECUTE pg_catalog.format('GRANT SELECT, INSERT ON %1$s.idem_claims TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE pg_catalog.format('GRANT TRUNCATE ON %1$s.idem_claims TO %2$s', schema, owner);
+		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON %1$s.idem_scopes TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE %1$s.idem_token_seq TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE pg_catalog.format('GRANT SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_stat_scopes, %1$s.idem_stat_table, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome TO %2$s WITH GRANT OPTION', schema, owner);
 		FOR routine IN
 			SELECT p.oid
 			FROM pg_catalog.pg_depend d
@@ -1187,6 +1220,10 @@ BEGIN
 			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO %s WITH GRANT OPTION', routine, owner);
 		END LOOP;
 	END LOOP;
+	-- Their rows belong in a dump.
+	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_claims', schema)::pg_catalog.regclass, '');
+	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_scopes', schema)::pg_catalog.regclass, '');
+	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_token_seq', schema)::pg_catalog.regclass, '');
 END
 $block$;
 
@@ -1205,6 +1242,7 @@ GRANT EXECUTE ON FUNCTION
 	@extschema@.idem_held_keys()
 TO pg_monitor;
 
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_claims', '');
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_scopes', '');
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.idem_token_seq', '');
+-- If it names no tablespace, it may stay empty.
+SELECT pg_catalog.set_config('default_tablespace', t.spcname::pg_catalog.text, true)
+FROM pg_catalog.pg_tablespace t
+WHERE t.spcname::pg_catalog.text OPERATOR(pg_catalog.=) pg_catalog.current_setting('idem_install.tablespace');

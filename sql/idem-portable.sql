@@ -52,8 +52,9 @@
  *
  * How it is written.
  *
- * - @extschema@ stands for the schema of the installation.  psql replaces it below; CREATE
- *	 EXTENSION does so by itself.
+ * - A word between two @ stands for the schema of the installation.  psql replaces it below;
+ *	 CREATE EXTENSION does so by itself, also in a comment, which the name could end: so no
+ *	 comment has it.
  * - No string contains a backslash, except those that begin with E.  A session keeps a
  *	 function as it first parsed it, and it may have done so with standard_conforming_strings
  *	 = off.
@@ -103,7 +104,7 @@ BEGIN;										-- psql only
 \endif
 SET LOCAL search_path = pg_catalog, pg_temp;	-- psql only
 SET LOCAL standard_conforming_strings = on;	-- psql only
--- The name is pasted into function bodies.  CREATE EXTENSION refuses the same characters.
+-- As below; psql has set another search_path.
 SELECT $$DO 'BEGIN RAISE EXCEPTION USING ERRCODE = ''invalid_schema_name'', MESSAGE = ''the name of the schema is empty, or contains a quote, a dollar sign or a backslash'', HINT = ''Name another one: psql -v schema=NAME.''; END'$$ WHERE :'schema' ~ '^$|["$''\\]' -- psql only
 \gexec
 SELECT replace($script$						-- psql only
@@ -112,6 +113,16 @@ SELECT replace($script$						-- psql only
 
 -- On Citus, everything stays on this node until idem_distribute().
 SET LOCAL citus.enable_ddl_propagation = off;	-- psql only
+-- The name is pasted into function bodies.  CREATE EXTENSION lets it end them before PostgreSQL
+-- 15.4 (CVE-2023-39417).  It has put the schema into the search_path.
+DO $block$
+BEGIN
+	IF pg_catalog.current_schema()::pg_catalog.text OPERATOR(pg_catalog.~) E'["$''\\\\]' THEN
+		RAISE EXCEPTION 'the name of the schema contains a quote, a dollar sign or a backslash'
+			USING ERRCODE = 'invalid_schema_name', HINT = 'Name another one.';
+	END IF;
+END
+$block$;
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $block$
@@ -202,6 +213,9 @@ BEGIN
 	END IF;
 
 	PERFORM set_config('idem_install.role', current_setting('role'), true);
+	-- Tables and indexes go where the database has its own.
+	PERFORM set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
+		set_config('default_tablespace', '', true);
 	IF owner <> installer THEN
 		BEGIN
 			PERFORM set_config('role', r.rolname, true) FROM pg_roles AS r WHERE r.oid = owner;
@@ -270,7 +284,7 @@ CREATE TABLE @extschema@.idem_claims (
 	result jsonb,
 	progress jsonb,
 	PRIMARY KEY (request_id, user_id, scope)
-) WITH (
+) USING heap WITH (
 	autovacuum_vacuum_scale_factor = 0.02,
 	autovacuum_vacuum_threshold = 5000,
 	autovacuum_vacuum_insert_scale_factor = 0.1,
@@ -327,7 +341,7 @@ CREATE TABLE @extschema@.idem_settings (
 	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
 	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000),
 	scopes text NOT NULL DEFAULT 'any' CHECK (scopes = 'any' OR scopes = 'declared')
-);
+) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_settings IS 'what the operator has set, for all scopes';
 COMMENT ON COLUMN @extschema@.idem_settings.ttl IS 'how long a claim is remembered at least, in scopes without a ttl';
@@ -396,7 +410,7 @@ CREATE TABLE @extschema@.idem_scopes (
 	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
 	guarded_since timestamptz,
 	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
-);
+) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
 COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
@@ -910,7 +924,7 @@ $$;
 CREATE TABLE @extschema@.idem_secret (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	secret bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
-) WITH (parallel_workers = 0);
+) USING heap WITH (parallel_workers = 0);
 
 INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
 
@@ -1396,7 +1410,7 @@ AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out
 -- Has a row for a moment for each lease that is being claimed.
 CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
 	key_sha256 bytea PRIMARY KEY
-) WITH (
+) USING heap WITH (
 	autovacuum_vacuum_scale_factor = 0,
 	autovacuum_vacuum_threshold = 1000,
 	autovacuum_vacuum_insert_threshold = -1,
@@ -3514,7 +3528,7 @@ CREATE TABLE @extschema@.idem_cleanup_batches (
 	seconds float8 NOT NULL,
 	max_seconds float8 NOT NULL,
 	more boolean NOT NULL
-);
+) USING heap;
 
 CREATE INDEX idem_cleanup_batches_finished_at_idx ON @extschema@.idem_cleanup_batches (finished_at);
 
@@ -4006,6 +4020,9 @@ BEGIN
 		END LOOP;
 	END IF;
 	PERFORM set_config('role', current_setting('idem_install.role'), true);
+	-- If it names no tablespace, it may stay empty.
+	PERFORM set_config('default_tablespace', t.spcname, true) FROM pg_tablespace AS t
+	WHERE t.spcname = current_setting('idem_install.tablespace');
 END
 $block$;
 

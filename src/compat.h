@@ -28,8 +28,8 @@
 #include "utils/snapmgr.h"
 #include "utils/wait_event.h"
 
-#if PG_VERSION_NUM < 150000
-#error "idem needs PostgreSQL 15 or later"
+#if PG_VERSION_NUM < 150004
+#error "idem needs PostgreSQL 15.4 or later"
 #endif
 
 #if PG_VERSION_NUM >= 170000

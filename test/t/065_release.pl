@@ -30,10 +30,12 @@ for my $case (
 	[ 'META.json', qr/^  "version": "1/m, '  "version": "9', qr/version of the release: CHANGELOG\.md has 1/ ],
 	[ 'META.json', qr/^      "version": "1/m, '      "version": "9', qr/META\.json: idem has 9/ ],
 	[ 'META.json', qr/"version": "(\d+\.\d+)\.\d+"/, '"version": "$1"', qr/the version has three numbers/ ],
-	[ 'META.json', qr/"PostgreSQL": "\d+/, '"PostgreSQL": "14', qr/versions of PostgreSQL: META\.json has 14/ ],
+	[ 'META.json', qr/"PostgreSQL": "\d+/, '"PostgreSQL": "14', qr/oldest minor release: META\.json has 14/ ],
 	[ 'META.json', qr/"file": "sql/, '"file": "gone', qr/there is no gone/ ],
 	[ 'META.json', qr/^\{/, '', qr/META\.json is JSON: \S/ ],
 	[ 'packaging/debian/rules', qr/idem-citus\.sql/, 'gone.sql', qr/there is no sql\/gone\.sql/ ],
+	(map { [ $_, qr/(PostgreSQL|PGVERSION|-server)( \(?>=|) 15\.\d+/, '$1$2 15.99', qr/\Q$_\E has 15\.99/ ] }
+		  'README.md', 'src/compat.h', 'packaging/debian/control.in', 'packaging/rpm/idem.spec'),
 	[ 'CHANGELOG.md', qr/\A## 1/, '## 9', qr/CHANGELOG\.md has 9/ ],
 	[ 'CHANGELOG.md', qr/PostgreSQL \d+ to \d+/, 'PostgreSQL', qr/CHANGELOG\.md does not say which/ ],
 	[ 'idem.control', qr/default_version = '1/, q{default_version = '9}, qr/version of the SQL objects: idem\.control has 9/ ],

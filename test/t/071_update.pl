@@ -38,7 +38,7 @@ sub block
 {
 	my ($text, $from, $to) = @_;
 	my ($block) = $new =~ /^-- [^\n]*\Q$text\E.*?^(DO \$block\$\n.*?^\$block\$;\n)/ms or die "the script of 1.0 has no: $text";
-	$block =~ s/\Q$from\E/$to/g or die "the block after \"$text\" has no: $from";
+	!defined $from || $block =~ s/\Q$from\E/$to/g or die "the block after \"$text\" has no: $from";
 	return $block;
 }
 
@@ -61,8 +61,7 @@ my $update = join(
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem_change_rights\(.*?^\$function\$;\n)/ms,
 	block('Untyped literals', $extension, "$extension AND p.proname OPERATOR(pg_catalog.=) 'idem_call'"),
 	block('PostgreSQL\'s own defaults', $others, "$others AND o.object OPERATOR(pg_catalog.~) $new_members"),
-	block('other table may use them', q{'@extowner@'::pg_catalog.regrole::pg_catalog.oid},
-		"(SELECT e.extowner FROM pg_catalog.pg_extension AS e WHERE $extension)"));
+	block('other table may use them'));
 $update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|change_rights)\b)/CREATE OR REPLACE $1/mg;
 $old =~ s/^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?), expires_at\n/$1\n/ms or die 'idem_unsettled has no expires_at';
 $old =~ s/autovacuum_vacuum_threshold = 5000/autovacuum_vacuum_threshold = 1000/ or die 'another threshold';
