@@ -1076,6 +1076,8 @@ BEGIN
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 	WHERE e.extname = 'idem' AND p.proname = ANY (CASE privileges WHEN 'app' THEN app ELSE operator END)
+		-- not what somebody else has added to the extension
+		AND p.proowner = (SELECT c.relowner FROM pg_class c WHERE c.relnamespace = e.extnamespace AND c.relname = 'idem_claims')
 	GROUP BY e.oid;
 
 	IF command LIKE 'GRANT%' AND NOT has_schema_privilege(role, schema, 'USAGE') THEN

@@ -1,5 +1,5 @@
 # Installation, whatever the session has set, whatever the name of the schema, and by whom: the
-# same objects, in the tablespace of the database, and nothing of the installer's runs.
+# same objects, in the tablespace of the database, and nothing of the installer's runs or is granted.
 
 use strict;
 use warnings;
@@ -146,6 +146,24 @@ like($err, qr/ERROR:  42501: role guest may not create objects in schema request
 like($err, qr/ERROR:  55000: others may create objects in schema requests: owner\n/, 'idem_portable: refused there');
 as('owner', 'GRANT CREATE ON SCHEMA requests TO guest');
 unlike((as('guest', $install{idem}))[0], qr/ERROR/, 'idem: installed with that right');
+
+# ----- what somebody else adds to the extension -----
+
+$node->safe_psql('postgres', 'CREATE ROLE app');
+for my $extension (sort keys %script)
+{
+	as('owner', $drop);
+	as('owner', $install{$extension});
+	$node->safe_psql('shop', qq{
+CREATE FUNCTION requests.idem_claim(varchar, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+REVOKE ALL ON FUNCTION requests.idem_claim(varchar, varchar) FROM PUBLIC;
+ALTER FUNCTION requests.idem_claim(varchar, varchar) OWNER TO guest;
+ALTER EXTENSION $extension ADD FUNCTION requests.idem_claim(varchar, varchar);
+SELECT requests.idem_grant('app', 'app')});
+	is($node->safe_psql('shop', q{SELECT has_function_privilege('app', 'requests.idem_claim(text, text, text, bytea, interval)', 'EXECUTE'),
+		has_function_privilege('app', 'requests.idem_claim(varchar, varchar)', 'EXECUTE')}),
+		't|f', "$extension: idem_grant() grants nothing that somebody else has added");
+}
 
 $node->stop;
 done_testing();
