@@ -29,8 +29,9 @@
  * refused if idem is distributed over a Citus cluster.  Functions of sql/idem-citus.sql are
  * dropped: load that file again after moving back.
  *
- * It is one transaction: if it fails, nothing has changed.  It fails if objects of yours (a
- * view, or a trigger that calls idem_skip_duplicates()) depend on idem's, and names them.
+ * It is one transaction: if it fails, nothing has changed.  It fails if other objects (a view,
+ * or a trigger that calls idem_skip_duplicates()) depend on idem's, and names them with their
+ * roles.
  *
  * It can run under load.  It waits for the transactions that use idem, for lock_timeout at
  * most, while claims wait for it.  A deadlock with such a transaction (40P01) is possible, and
@@ -291,6 +292,7 @@ DO $block$
 DECLARE
 	source constant text := current_setting('idem_move.source');
 	names text;
+	lines text;
 BEGIN
 	IF source <> 'portable' THEN
 		EXECUTE format('DROP EXTENSION %I', source);
@@ -324,6 +326,32 @@ BEGIN
 		AND t.typowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
 		AND (t.typname IN ('idem_state', 'idem_outcome') OR t.typname LIKE 'idem\_\_%' AND c.relkind = 'c');
 	EXECUTE 'DROP TYPE ' || names;
+EXCEPTION WHEN dependent_objects_still_exist THEN
+	-- The server does not say whose objects these are.  Everybody can make one: a temporary view
+	-- that has the OID of a table of ours needs no right.
+	GET STACKED DIAGNOSTICS lines = PG_EXCEPTION_DETAIL;
+	WITH RECURSIVE ours (class, oid) AS (
+		SELECT o.class, o.oid
+		FROM (SELECT 'pg_class'::regclass::oid, c.oid, c.relnamespace, c.relname, c.relowner FROM pg_class AS c
+				UNION ALL SELECT 'pg_proc'::regclass, p.oid, p.pronamespace, p.proname, p.proowner FROM pg_proc AS p
+				UNION ALL SELECT 'pg_type'::regclass, t.oid, t.typnamespace, t.typname, t.typowner FROM pg_type AS t
+			) AS o (class, oid, schema, name, owner)
+		WHERE o.schema = '@extschema@'::regnamespace AND o.name LIKE 'idem\_%'
+			AND o.owner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+		UNION SELECT d.classid, d.objid		-- indexes, constraints, row types: all that is dropped with them
+		FROM ours JOIN pg_depend AS d ON d.refclassid = ours.class AND d.refobjid = ours.oid AND d.deptype IN ('a', 'i'))
+	SELECT string_agg(DISTINCT pg_describe_object(o.class, o.oid, 0) || ' of role '
+			|| (SELECT coalesce(max(s.refobjid), '10')::regrole FROM pg_shdepend AS s JOIN pg_database AS b ON b.oid = s.dbid
+				WHERE b.datname = current_database() AND s.classid = o.class AND s.objid = o.oid AND s.deptype = 'o'), ', ')
+	INTO names
+	FROM ours JOIN pg_depend AS d ON d.refclassid = ours.class AND d.refobjid = ours.oid AND d.deptype = 'n'
+		LEFT JOIN pg_depend AS part ON part.classid = d.classid AND part.objid = d.objid AND part.deptype IN ('a', 'i')
+			AND part.refclassid IN ('pg_class'::regclass, 'pg_type'::regclass),		-- the view of a rule, the table of a trigger
+		LATERAL (SELECT coalesce(part.refclassid, d.classid), coalesce(part.refobjid, d.objid)) AS o (class, oid)
+	WHERE NOT EXISTS (SELECT FROM ours AS x WHERE x.class = o.class AND x.oid = o.oid);
+	RAISE EXCEPTION 'objects depend on idem: %', names
+		USING ERRCODE = 'dependent_objects_still_exist', DETAIL = lines,
+		HINT = 'Have them dropped, by these roles or by a superuser, and move again. A temporary one goes with its session.';
 END
 $block$;
 

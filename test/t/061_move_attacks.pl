@@ -167,6 +167,40 @@ ALTER TABLE requests.idem_token_source OWNER TO app});
 	is($status, 0, "from $from: moved, though a stranger has a table idem_token_source") or diag $err;
 }
 
+# ----- objects that depend on idem's -----
+
+# To make one, a role needs no right on idem's objects, nor on their schema.
+new_database('tied', 'owner');
+is((run_script('sql/idem-portable.sql', 'owner', 'tied', schema => 'requests'))[0], 0, 'the portable edition');
+as('owner', 'tied', 'REVOKE USAGE ON SCHEMA requests FROM PUBLIC');
+my %ties = (
+	"CREATE TEMPORARY VIEW tied AS SELECT '%s'::regclass AS x" => qr/view pg_temp_\d+\.tied/,
+	"CREATE TEMPORARY TABLE tied (x regclass DEFAULT '%s'::regclass)" => qr/table pg_temp_\d+\.tied/,
+	"CREATE FUNCTION pg_temp.tied() RETURNS regclass LANGUAGE sql RETURN '%s'::regclass" => qr/function pg_temp_\d+\.tied\(\)/);
+for my $to (qw(idem portable))
+{
+	for my $tie (sort keys %ties)
+	{
+		my $stranger = Client->new($node, 'tied');
+		my $oid = $node->safe_psql('tied', "SELECT 'requests.idem_metrics'::regclass::oid");
+
+		$stranger->ask('SET SESSION AUTHORIZATION attacker');
+		$stranger->ask(sprintf($tie, $oid));
+		($status, $err) = moves('owner', 'tied', $to);
+		like($err, qr/ERROR:  objects depend on idem: $ties{$tie} of role attacker\nDETAIL:  .* depends on view requests\.idem_metrics\nHINT:  Have them dropped/,
+			"to $to: refused, names object and role: $tie");
+		$stranger->quit;
+		$node->poll_query_until('tied', q{SELECT NOT EXISTS (SELECT FROM pg_class WHERE relname = 'tied' UNION ALL SELECT FROM pg_proc WHERE proname = 'tied')})
+		  or die 'the session has not ended';
+	}
+	as($superuser, 'tied', 'CREATE VIEW public.last AS SELECT * FROM requests.idem_claims; CREATE TYPE public.answer AS (o requests.idem_outcome); ALTER TYPE public.answer OWNER TO app');
+	($status, $err) = moves('owner', 'tied', $to);
+	like($err, qr/ERROR:  objects depend on idem: type public\.answer of role app, view public\.last of role \Q$superuser\E\n/, "to $to: names several, also those of a superuser");
+	as($superuser, 'tied', 'DROP VIEW public.last; DROP TYPE public.answer');
+	($status, $err) = moves('owner', 'tied', $to);
+	is($status, 0, "to $to: moves when they are gone") or diag $err;
+}
+
 # ----- rights -----
 
 new_database('rights', 'owner');
