@@ -288,6 +288,35 @@ for my $role (qw(owner granted))
 superuser('REVOKE ALL ON ALL SEQUENCES IN SCHEMA requests FROM granted');
 refuses('app', "SELECT setval('requests.idem_token_seq', 1)", '42501');
 
+# Rights on all objects, by GRANT or by the server's own roles. Each statement is rolled back.
+superuser(q{
+	CREATE ROLE reader LOGIN; GRANT pg_read_all_data TO reader;
+	CREATE ROLE writer LOGIN; GRANT pg_write_all_data TO writer;
+	CREATE ROLE caller LOGIN; GRANT USAGE ON SCHEMA requests TO caller;
+	GRANT ALL ON ALL ROUTINES IN SCHEMA requests TO caller;
+	TRUNCATE requests.idem_claims});
+lease_token('of others');
+my %may = (
+	reader => [ 'SELECT token FROM requests.idem_claims', 'TABLE requests.idem_scopes', 'TABLE requests.idem_token_seq', 'TABLE requests.idem_stat_table' ],
+	writer => [ 'DELETE FROM requests.idem_claims', 'UPDATE requests.idem_claims SET token = 1', "UPDATE requests.idem_scopes SET guarded_since = '-infinity'",
+		"INSERT INTO requests.idem_scopes VALUES ('x')", "SELECT setval('requests.idem_token_seq', 1)", 'LOCK TABLE requests.idem_claims', 'LOCK TABLE requests.idem_metrics' ],
+	caller => [ "SELECT requests.idem_claim('u', 'r')", "SELECT requests.idem_forget('user', 'of others')", "SELECT requests.idem_lapsed()", 'SELECT requests.idem_cleanup()' ]);
+my %may_not = (
+	reader => [ "SELECT requests.idem_complete('user', 'of others', '1', 1)", "SELECT nextval('requests.idem_token_seq')", 'DELETE FROM requests.idem_claims',
+		(map { "TABLE requests.$_" } qw(idem_stat_cleanup idem_stat_claims idem_stat_scopes idem_metrics idem_unsettled idem_holders)), 'BEGIN; LOCK TABLE requests.idem_claims' ],
+	writer => [ 'TABLE requests.idem_claims', "DELETE FROM requests.idem_claims WHERE request_id = 'of others'", 'TRUNCATE requests.idem_claims',
+		"SELECT requests.idem_forget('user', 'of others')", 'CREATE TABLE own.t (a text, b text, c text, FOREIGN KEY (a, b, c) REFERENCES requests.idem_claims)',
+		'CREATE TRIGGER t BEFORE INSERT ON requests.idem_claims FOR EACH ROW EXECUTE FUNCTION own.escalate()' ],
+	caller => [ 'TABLE requests.idem_claims', 'TABLE requests.idem_metrics', "INSERT INTO requests.idem_scopes VALUES ('x')", "SELECT nextval('requests.idem_token_seq')",
+		"SELECT requests.idem_grant('stranger', 'app')" ]);
+as('owner', 'GRANT ALL ON SCHEMA own TO writer');
+for my $role (sort keys %may)
+{
+	as($role, "BEGIN; $_; ROLLBACK") for @{ $may{$role} };
+	refuses($role, $_, '42501') for @{ $may_not{$role} };
+}
+nobody_is_superuser('roles of the server');
+
 # The owner may empty the table, as a restore does, and all requests can be executed again.
 is(as('owner', 'BEGIN; TRUNCATE requests.idem_claims; SELECT count(*) FROM requests.idem_claims; ROLLBACK'), '0',
 	'the owner can forget all requests');

@@ -7,7 +7,9 @@
 # 2. Hostile names: for all functions, operators, types and relations of the server that the
 #    extension's SQL names, a role plants its own, first in the search_path, with the very same
 #    signatures. Each of them notes who ran it, in a table and by a warning, which remains of a
-#    call that fails. Nothing that is planted may ever run.
+#    call that fails. It also plants implicit casts of the server's types to types of its own, which
+#    hold whatever the search_path, and the same functions and operators on those types. Nothing that
+#    is planted may ever run.
 #
 # It has no random numbers; the seed changes nothing.
 
@@ -273,13 +275,32 @@ sub plant
 		END $f$});
 	run_as('other', $database, 'GRANT EXECUTE ON FUNCTION evil.log TO PUBLIC');
 
+	# Types of its own, to which the server's are cast implicitly
+	my %own;
+	for my $type (qw(text jsonb interval oid name regclass regproc regtype regrole regnamespace regprocedure bytea uuid integer bigint boolean numeric xid "char" text[] bytea[]),
+		'timestamp with time zone', 'double precision', 'character varying', 'requests.idem_outcome', 'requests.idem_state')
+	{
+		my $name = $own{$type} = 'evil.own_' . scalar keys %own;
+		$try->("CREATE TYPE $name AS (value text)");
+		$try->("CREATE FUNCTION evil.cast_to_own(value $type) RETURNS $name LANGUAGE plpgsql AS \$f\$ BEGIN PERFORM evil.log('cast of $type'); RETURN ROW (value::pg_catalog.text)::$name; END \$f\$")
+		  && $try->("CREATE CAST ($type AS $name) WITH FUNCTION evil.cast_to_own($type) AS IMPLICIT");
+	}
+	# Makes one with those types in place of the server's
+	my $on_own = sub {
+		my ($name, $result, @types) = @_;
+		return @types && !(grep { !$own{$_} } @types)
+		  && $try->("CREATE FUNCTION evil.\"$name\"(" . join(', ', @own{@types}) . ") RETURNS $result LANGUAGE plpgsql AS \$f\$ BEGIN PERFORM evil.log('$name of own types'); RETURN NULL; END \$f\$");
+	};
+
 	# Functions of the server that are named, with the same signature
-	for (rows($database, q{SELECT p.oid, p.proname, pg_get_function_identity_arguments(p.oid), pg_get_function_result(p.oid), p.pronargs, p.proretset
+	for (rows($database, q{SELECT (SELECT string_agg(format_type(t, NULL), ',' ORDER BY n) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (t, n)),
+				p.proname, pg_get_function_identity_arguments(p.oid), pg_get_function_result(p.oid), p.pronargs, p.proretset
 			FROM pg_proc p WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f' AND prorettype <> ALL (ARRAY['internal', 'trigger', 'event_trigger']::regtype[])
 				AND NOT 'internal'::regtype = ANY (proargtypes) AND NOT 'cstring'::regtype = ANY (proargtypes) AND proargmodes IS NULL AND NOT proretset}))
 	{
-		my (undef, $name, $arguments, $result, $n) = @$_;
+		my ($types, $name, $arguments, $result, $n) = @$_;
 		next if !$named{$name};
+		$on_own->($name, $result, split /,/, $types // '');
 		# Calls the right one, so that the caller goes on.
 		$try->("CREATE FUNCTION evil.\"$name\"($arguments) RETURNS $result LANGUAGE plpgsql AS \$f\$ BEGIN PERFORM evil.log('function $name'); RETURN pg_catalog.\"$name\"("
 			  . join(', ', map { "\$$_" } 1 .. $n) . '); END $f$');
@@ -291,6 +312,8 @@ sub plant
 	{
 		my ($operator, $left, $right, $result, $oid) = @$_;
 		next if index($sources, $operator) < 0;
+		$on_own->("own_operator_$oid", $result, $left, $right)
+		  && $try->("CREATE OPERATOR evil.$operator (FUNCTION = evil.own_operator_$oid, LEFTARG = $own{$left}, RIGHTARG = $own{$right})");
 		$try->("CREATE FUNCTION evil.operator_$oid(a $left, b $right) RETURNS $result LANGUAGE plpgsql AS \$f\$ BEGIN PERFORM evil.log('operator $operator'); RETURN a OPERATOR(pg_catalog.$operator) b; END \$f\$")
 		  && $try->("CREATE OPERATOR evil.$operator (FUNCTION = evil.operator_$oid, LEFTARG = $left, RIGHTARG = $right)");
 	}
@@ -313,10 +336,12 @@ sub plant
 		$try->("GRANT ALL ON evil.$_->[0] TO PUBLIC");
 	}
 	# Functions of idem, under their names
-	for (rows($database, q{SELECT p.proname, pg_get_function_identity_arguments(p.oid), p.prorettype::regtype, p.oid FROM pg_proc p
+	for (rows($database, q{SELECT p.proname, pg_get_function_identity_arguments(p.oid), p.prorettype::regtype,
+				(SELECT string_agg(format_type(t, NULL), ',' ORDER BY n) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (t, n)) FROM pg_proc p
 			WHERE pronamespace = 'requests'::regnamespace AND prokind = 'f' AND NOT proretset AND proargmodes IS NULL AND prorettype <> 'trigger'::regtype}))
 	{
-		my ($name, $arguments, $result) = @$_;
+		my ($name, $arguments, $result, $types) = @$_;
+		$on_own->($name, $result, split /,/, $types // '');
 		$try->("CREATE FUNCTION evil.$name($arguments) RETURNS $result LANGUAGE plpgsql AS \$f\$ BEGIN PERFORM evil.log('idem''s $name'); RETURN NULL; END \$f\$");
 	}
 	run_as('other', $database, 'GRANT EXECUTE ON ALL ROUTINES IN SCHEMA evil TO PUBLIC');
@@ -429,6 +454,11 @@ for my $database (sort keys %extension)
 	run_as('app', $database, 'SET search_path = evil, pg_catalog');
 	run_as('app', $database, q{SELECT now(), 'a' || 'b'::text});
 	cmp_ok((rows($database, 'SELECT count(*) FROM evil.loot'))[0][0], '>', 0, "$database: what is planted does run where it is called");
+	run_as('other', $database, q{CREATE FUNCTION evil.takes_own(evil.own_0) RETURNS boolean LANGUAGE sql AS 'SELECT $1 IS NOT NULL'});
+	run_as('app', $database, 'SET search_path = pg_catalog');
+	run_as('app', $database, q{SELECT evil.takes_own('x'::text)});
+	run_as('app', $database, 'SET search_path = evil, pg_catalog');
+	is((rows($database, q{SELECT string_agg(DISTINCT what, ', ') FROM evil.loot WHERE what ~ '^cast'}))[0][0], 'cast of text', "$database: so do casts, in any search_path");
 	@loot = ();
 	run_as('app', $database, q{DO $$ BEGIN PERFORM now(), 'a' || 'b'::text; RAISE EXCEPTION 'undone'; END $$});
 	like($loot[0] // '', qr/^LOOT .* by app in a session of app$/, "$database: which is seen also if the call fails");
