@@ -317,6 +317,15 @@ for my $role (sort keys %may)
 }
 nobody_is_superuser('roles of the server');
 
+# A lease draws its token from a sequence, and lastval() is about the sequence drawn last.
+as('app', 'CREATE SEQUENCE sinks.ids');
+my $ids = q{SELECT nextval('sinks.ids'); SELECT FROM requests.idem_try_claim('user', gen_random_uuid(), lease => '1 min');};
+refuses('app', "$ids SELECT lastval()", '42501', 'lastval() after a lease is refused');
+is((split /\n/, as('app', "$ids SELECT currval('sinks.ids')"))[-1], '2', 'and currval() of a sequence is not touched');
+superuser("GRANT SELECT ON SEQUENCE requests.idem_token_seq TO app");
+is((split /\n/, as('app', "$ids SELECT lastval() = last_value FROM requests.idem_token_seq"))[-1], 't', 'a role that may read the sequence gets a token');
+superuser("REVOKE SELECT ON SEQUENCE requests.idem_token_seq FROM app");
+
 # The owner may empty the table, as a restore does, and all requests can be executed again.
 is(as('owner', 'BEGIN; TRUNCATE requests.idem_claims; SELECT count(*) FROM requests.idem_claims; ROLLBACK'), '0',
 	'the owner can forget all requests');
