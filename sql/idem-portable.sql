@@ -1097,12 +1097,12 @@ EXCEPTION
 END
 $$;
 
--- False: the row's lease, or its time to live, was over when this transaction began.  So it did not
--- write the row: whatever it writes of a claim ends later.
-CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_until timestamptz, expires_at timestamptz)
+-- False: the row's lease had lapsed when this transaction began.  So this transaction did not write
+-- the row: each lease that it claims or extends ends later.
+CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_until timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE
-AS $$ SELECT CASE state WHEN 'in_progress' THEN lease_until ELSE expires_at END > now() $$;
+AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
 
 -- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key
 -- that one snapshot sees.  It serves the functions that only read, which a parallel query can call.
@@ -1681,7 +1681,7 @@ DECLARE
 	look @extschema@.idem__look;
 BEGIN
 	SELECT c.xmin AS version,
-		@extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until, c.expires_at) AS ours,
+		@extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until) AS ours,
 		c.state::text AS state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
 	INTO seen FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
@@ -2748,7 +2748,7 @@ BEGIN
 	ELSE
 		SELECT c.* INTO was FROM @extschema@.idem_claims AS c
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND @extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until, c.expires_at);
+			AND @extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until);
 		IF NOT FOUND THEN
 			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
 				'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
