@@ -44,6 +44,7 @@ OBJS = \
 	src/claim.o \
 	src/lease.o \
 	src/settle.o \
+	src/forget.o \
 	src/holder.o \
 	src/lookup.o \
 	src/unsettled_sql.o \

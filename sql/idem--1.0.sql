@@ -498,6 +498,57 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 COMMENT ON FUNCTION @extschema@.idem_forget(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
 'operator: forgets a request, so that it can be executed again: true, forgotten; false, there was no such request';
 
+CREATE FUNCTION @extschema@.idem__erase(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	scope pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem__erase'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
+
+-- The keys are listed when the call begins.  A request that is claimed later is not among them.
+CREATE PROCEDURE @extschema@.idem_erase(user_id pg_catalog.text, scope pg_catalog.text DEFAULT NULL)
+LANGUAGE plpgsql
+AS $procedure$
+DECLARE
+	-- by the schema's current name
+	schema constant pg_catalog.regnamespace := (SELECT e.extnamespace FROM pg_catalog.pg_extension AS e
+		WHERE e.extname OPERATOR(pg_catalog.=) 'idem');
+	found pg_catalog.record;
+	is_erased pg_catalog.bool;
+	erased pg_catalog.int8 := 0;
+	in_progress pg_catalog.int8 := 0;
+BEGIN
+	-- raises ID400 for a user or a scope that no request can have
+	EXECUTE pg_catalog.format('SELECT %s.idem_status($1, ''any'', COALESCE($2, ''''))', schema) USING user_id, scope;
+	FOR found IN EXECUTE pg_catalog.format('SELECT c.request_id, c.scope FROM %s.idem_claims AS c
+			WHERE c.user_id OPERATOR(pg_catalog.=) $1 AND ($2 IS NULL OR c.scope OPERATOR(pg_catalog.=) $2)
+				AND (c.result IS NOT NULL OR c.progress IS NOT NULL)', schema)
+		USING user_id, scope
+	LOOP
+		EXECUTE pg_catalog.format('SELECT %s.idem__erase($1, $2, $3)', schema) INTO is_erased
+			USING user_id, found.request_id, found.scope;
+		IF is_erased THEN
+			erased := erased OPERATOR(pg_catalog.+) 1;
+		ELSE
+			in_progress := in_progress OPERATOR(pg_catalog.+) 1;
+		END IF;
+		IF erased OPERATOR(pg_catalog.%) 1000 OPERATOR(pg_catalog.=) 0 THEN
+			COMMIT;
+		END IF;
+	END LOOP;
+	COMMIT;
+	RAISE NOTICE 'requests erased: %', erased;
+	IF in_progress OPERATOR(pg_catalog.>) 0 THEN
+		RAISE WARNING 'requests in progress, which keep their progress: %', in_progress
+			USING HINT = 'Call idem_erase() again when they are settled. idem_unsettled lists them.';
+	END IF;
+END
+$procedure$;
+
+COMMENT ON PROCEDURE @extschema@.idem_erase(pg_catalog.text, pg_catalog.text) IS
+'operator: results, errors and progress of a user''s settled requests become NULL, in a scope or in all; the requests stay guarded. Commits in between';
+
 -- ----- cleaning -----
 
 CREATE FUNCTION @extschema@.idem_cleanup(batch_size pg_catalog.int4 DEFAULT NULL)
@@ -1007,6 +1058,7 @@ BEGIN
 				AND d.deptype OPERATOR(pg_catalog.=) 'e'
 			JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
 		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+			AND NOT pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem__')
 			AND pg_catalog.pg_get_function_arguments(p.oid) OPERATOR(pg_catalog.~) ids_of_original
 	LOOP
 		call := pg_catalog.format('%s.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.schema, original.proname, original.further);
@@ -1051,7 +1103,7 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
-		'idem_lapsed', 'idem_forget', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
+		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
 		'idem_start_worker',
 		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_launcher',
 		'idem_stat_claims_counters', 'idem_stat_scopes_counters',

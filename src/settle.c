@@ -1,6 +1,6 @@
 /*
  * settle.c
- *	  How a key ends: complete, fail, heal, forget.
+ *	  How a key ends: complete, fail, heal.
  *
  * A transactional claim is a completed row from the start.  Settling it stores a response
  * in the row, or turns it into a failure.
@@ -24,7 +24,6 @@ PG_FUNCTION_INFO_V1(idem_complete);
 PG_FUNCTION_INFO_V1(idem_fail_held);
 PG_FUNCTION_INFO_V1(idem_fail);
 PG_FUNCTION_INFO_V1(idem_heal);
-PG_FUNCTION_INFO_V1(idem_forget);
 
 static bool
 equal_results(const Jsonb *a, const Jsonb *b)
@@ -205,25 +204,4 @@ idem_heal(PG_FUNCTION_ARGS)
 		idem_stats_count_healed();
 	}
 	PG_RETURN_BOOL(healed);
-}
-
-/* idem_forget(user_id, request_id, scope) -> boolean; false: there was no row */
-Datum
-idem_forget(PG_FUNCTION_ARGS)
-{
-	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
-	bool		dropped;
-
-	idem_key_from_args(fcinfo, 0, 1, 2, &holder.key);
-	idem_store_open("idem_forget()");
-	while ((dropped = idem_find_row(&holder)) &&
-		   !idem_store_delete(&holder.found))
-		idem_wait_for_row_or_raise(&holder);
-	if (dropped)
-	{
-		idem_held_note_settled(&holder.key, NULL);
-		if (holder.found.row.token != 0)
-			idem_commit_lease(&holder.key);
-	}
-	PG_RETURN_BOOL(dropped);
 }
