@@ -341,7 +341,7 @@ COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_c
 CREATE FUNCTION @extschema@.idem_call(
 	user_id pg_catalog.text,
 	request_id pg_catalog.text,
-	function pg_catalog.regprocedure,
+	function pg_catalog.text,
 	arguments pg_catalog.jsonb DEFAULT '{}',
 	scope pg_catalog.text DEFAULT '',
 	wait pg_catalog.interval DEFAULT NULL)
@@ -349,7 +349,7 @@ RETURNS pg_catalog.jsonb
 AS 'MODULE_PATHNAME', 'idem_call'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.regprocedure, pg_catalog.jsonb, pg_catalog.text, pg_catalog.interval) IS
+COMMENT ON FUNCTION @extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.interval) IS
 'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';
 
 -- ----- leases -----

@@ -3423,12 +3423,14 @@ COMMENT ON FUNCTION @extschema@.idem_call_settle(text, text, jsonb, text) IS
 -- never runs another function than the one that was named: if another one fits as well, as
 -- f(a int) beside f(a int, b text DEFAULT 'x'), SQL raises "not unique".
 CREATE FUNCTION @extschema@.idem_call(
-	user_id text, request_id text, function regprocedure,
+	user_id text, request_id text, function text,
 	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 AS $$
 DECLARE
+	-- looked up by the caller's search_path, at each execution
+	routine constant pg_catalog.regprocedure := function::pg_catalog.regprocedure;
 	target pg_catalog.record;
 	kind pg_catalog.text;
 	argument pg_catalog.record;
@@ -3459,10 +3461,10 @@ BEGIN
 	FROM pg_catalog.pg_proc AS p
 		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
 		JOIN pg_catalog.pg_type AS r ON r.oid OPERATOR(pg_catalog.=) p.prorettype
-	WHERE p.oid OPERATOR(pg_catalog.=) function::pg_catalog.oid;
+	WHERE p.oid OPERATOR(pg_catalog.=) routine::pg_catalog.oid;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
-			MESSAGE = pg_catalog.format('function with OID %s does not exist', function::pg_catalog.oid),
+			MESSAGE = pg_catalog.format('function with OID %s does not exist', routine::pg_catalog.oid),
 			HINT = 'It was dropped, or never existed: pass the function by its name and argument types.';
 	END IF;
 	kind := CASE
@@ -3477,12 +3479,12 @@ BEGIN
 			AND target.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
 			THEN pg_catalog.format('it returns the pseudo-type %s', target.prorettype::pg_catalog.regtype) END;
 	IF kind IS NOT NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE = pg_catalog.format('idem_call() cannot run %s: %s', function, kind),
+		RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE = pg_catalog.format('idem_call() cannot run %s: %s', routine, kind),
 			HINT = 'It runs functions that return one value, a row or void: call this one from such a function, and run that one.';
 	ELSIF NOT pg_catalog.has_schema_privilege(target.pronamespace, 'USAGE'::pg_catalog.text) THEN
 		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
 			MESSAGE = pg_catalog.format('permission denied for schema %s', target.nspname);
-	ELSIF NOT pg_catalog.has_function_privilege(function::pg_catalog.oid, 'EXECUTE'::pg_catalog.text) THEN
+	ELSIF NOT pg_catalog.has_function_privilege(routine::pg_catalog.oid, 'EXECUTE'::pg_catalog.text) THEN
 		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
 			MESSAGE = pg_catalog.format('permission denied for function %s', target.proname);
 	END IF;
@@ -3509,11 +3511,11 @@ BEGIN
 		ORDER BY a.place
 	LOOP
 		IF argument.name IS NULL OR argument.name OPERATOR(pg_catalog.=) '' THEN
-			RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = pg_catalog.format('argument %s of function %s has no name', argument.n, function),
+			RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = pg_catalog.format('argument %s of function %s has no name', argument.n, routine),
 				HINT = 'idem_call() passes arguments by name: name them in CREATE FUNCTION.';
 		ELSIF argument.typtype OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN
 			RAISE EXCEPTION USING ERRCODE = 'wrong_object_type',
-				MESSAGE = pg_catalog.format('idem_call() cannot run %s: its argument "%s" has the pseudo-type %s', function, argument.name, argument.type),
+				MESSAGE = pg_catalog.format('idem_call() cannot run %s: its argument "%s" has the pseudo-type %s', routine, argument.name, argument.type),
 				HINT = 'JSON does not say which type is meant: call it from a function that does, and run that one.';
 		END IF;
 		names := names OPERATOR(pg_catalog.||) argument.name;
@@ -3532,15 +3534,15 @@ BEGIN
 	ORDER BY k.n LIMIT 1;
 	IF wrong IS NOT NULL OR missing IS NOT NULL THEN
 		RAISE EXCEPTION USING ERRCODE = 'ID400',
-			MESSAGE = CASE WHEN wrong IS NULL THEN pg_catalog.format('argument "%s" of function %s is missing', missing, function)
-				ELSE pg_catalog.format('function %s has no argument "%s"', function, wrong) END,
+			MESSAGE = CASE WHEN wrong IS NULL THEN pg_catalog.format('argument "%s" of function %s is missing', missing, routine)
+				ELSE pg_catalog.format('function %s has no argument "%s"', routine, wrong) END,
 			DETAIL = CASE WHEN pg_catalog.cardinality(names) OPERATOR(pg_catalog.=) 0 THEN 'It has no arguments.'
 				ELSE pg_catalog.format('Its arguments are: %s.', pg_catalog.array_to_string(names, ', ')) END,
 			HINT = CASE WHEN wrong IS NULL THEN 'Fix the client: pass it in arguments, it has no default.'
 				ELSE 'Fix the client: each key of arguments is the name of an argument.' END;
 	ELSIF target.provariadic OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid AND pg_catalog.cardinality(passed) OPERATOR(pg_catalog.<) last_place THEN
 		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
-			MESSAGE = pg_catalog.format('idem_call() cannot leave out an argument of function %s before one that it passes', function),
+			MESSAGE = pg_catalog.format('idem_call() cannot leave out an argument of function %s before one that it passes', routine),
 			HINT = 'SQL has no such call of a VARIADIC function: pass the arguments before it too.';
 	END IF;
 
@@ -3558,7 +3560,7 @@ BEGIN
 
 	-- The claim may have waited.
 	SELECT p.*, n.nspname, target.proname AS old_name INTO target
-	FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) function::pg_catalog.oid
+	FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) routine::pg_catalog.oid
 		LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace;
 	IF target.oid IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
@@ -3578,7 +3580,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_call(text, text, regprocedure, jsonb, text, interval) IS
+COMMENT ON FUNCTION @extschema@.idem_call(text, text, text, jsonb, text, interval) IS
 'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';
 
 -- ----- cleaning -----

@@ -10,6 +10,8 @@
 #include "postgres.h"
 
 #include "fmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 
 #include "claim.h"
 #include "held.h"
@@ -22,6 +24,8 @@
 
 PG_FUNCTION_INFO_V1(idem_call);
 
+/* Looked up by the caller's search_path, at each execution: a plan keeps no function that was
+ * dropped or renamed. */
 static Oid
 function_from_arg(FunctionCallInfo fcinfo, int arg)
 {
@@ -30,7 +34,8 @@ function_from_arg(FunctionCallInfo fcinfo, int arg)
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("function must not be null"),
 				 errhint("Fix the client: pass its name and argument types, 'pay(int, numeric)'.")));
-	return PG_GETARG_OID(arg);
+	return DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+												CStringGetDatum(text_to_cstring(PG_GETARG_TEXT_PP(arg)))));
 }
 
 static Jsonb *

@@ -77,12 +77,12 @@ RETURNS jsonb LANGUAGE sql AS $$
 	SELECT jsonb_build_object('i', i, 'big', big, 'f', f, 'flag', flag, 't', t, 'v', v, 'c', c, 'at', at AT TIME ZONE 'UTC', 'id', id, 'raw', raw,
 		'e', e, 'p', p, 'one', one, 'sku', (one).sku, 'many', many, 'grid', grid, 'doc', doc, 'doc is null', doc IS NULL, 'old', old, 'r', r)
 $$;
-SELECT jsonb_pretty(idem_call('u', 'all types', oid, '{"i": 1, "big": 9007199254740993, "f": 1.5, "flag": true, "t": "a \"quoted\" \\ text", "v": 12, "c": "long",
+SELECT jsonb_pretty(idem_call('u', 'all types', oid::text, '{"i": 1, "big": 9007199254740993, "f": 1.5, "flag": true, "t": "a \"quoted\" \\ text", "v": 12, "c": "long",
 	"at": "2026-01-02T03:04:05Z", "id": "0193A1F2-7d43-7c5e-9a10-5f7c2e1b8a01", "raw": "\\x00ff", "e": "green", "p": 7, "one": {"sku": "x", "n": 2},
 	"many": [{"sku": "y"}, null], "grid": [[1, 2], [3, 4]], "doc": {"a": [1, null]}, "old": {"b":  2}, "r": "[1,5)"}'))
 FROM pg_proc WHERE proname = 'show';
 -- JSON null is SQL's NULL, for each type.
-SELECT idem_call('u', 'all null', oid, (SELECT jsonb_object_agg(name, NULL) FROM unnest(proargnames) AS name WHERE name <> 'p') || '{"p": 1}')
+SELECT idem_call('u', 'all null', oid::text, (SELECT jsonb_object_agg(name, NULL) FROM unnest(proargnames) AS name WHERE name <> 'p') || '{"p": 1}')
 FROM pg_proc WHERE proname = 'show';
 CREATE FUNCTION strict_one(a int, b int DEFAULT 2) RETURNS int STRICT LANGUAGE sql AS 'SELECT a + b';
 SELECT idem_call('u', 'strict', 'strict_one(int, int)', '{"a": null}') IS NULL AS is_null, idem_status(), idem_call('u', 'strict 2', 'strict_one(int, int)', '{"a": 1}');
@@ -92,7 +92,7 @@ SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": 3000000000}');
 -- The CONTEXT names the function: the DO block does not.
 DO $$
 DECLARE
-	function constant regprocedure := 'strict_one(int, int)';
+	function constant text := 'strict_one(int, int)';
 	context text;
 BEGIN
 	PERFORM idem_call('u', 'bad', function, '{"a": "x"}');
@@ -111,7 +111,7 @@ CREATE FUNCTION plus(a numeric, b numeric DEFAULT 0) RETURNS numeric LANGUAGE sq
 CREATE FUNCTION defaults(a bigint DEFAULT nextval('numbers'), b numeric DEFAULT plus(2) + 3, c text DEFAULT 'it''s ' || current_schema COLLATE "C",
 	d timestamptz DEFAULT now(), e int[] DEFAULT '{1,2}', f text DEFAULT NULL)
 RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_array(a, b, c, d = now(), e, f) $$;
-SELECT idem_call('u', 'defaults', oid), idem_call('u', 'defaults 2', oid, '{"b": 1, "f": "f"}'), idem_call('u', 'defaults 2', oid, '{"f": "f", "b": 1}') AS replay
+SELECT idem_call('u', 'defaults', oid::text), idem_call('u', 'defaults 2', oid::text, '{"b": 1, "f": "f"}'), idem_call('u', 'defaults 2', oid::text, '{"f": "f", "b": 1}') AS replay
 FROM pg_proc WHERE proname = 'defaults';
 SELECT last_value FROM numbers;
 -- OUT and INOUT parameters, VARIADIC arrays, and no parameters at all
@@ -169,7 +169,7 @@ SELECT idem_call('u', 'bad', 'one_out()', wait => '-1 s');
 -- A parameter of type text needs a cast; one without a type does not.
 PREPARE untyped AS SELECT idem_call($1, $2, $3, $4);
 EXECUTE untyped ('u', 'prepared', 'strict_one(int, int)', '{"a": 40}');
-PREPARE typed (text, text, text, text) AS SELECT idem_call($1, $2, $3::regprocedure, $4::jsonb), idem_status();
+PREPARE typed (text, text, text, text) AS SELECT idem_call($1, $2, $3, $4::jsonb), idem_status();
 EXECUTE typed ('u', 'prepared', 'strict_one(int, int)', '{"a": 40}');
 
 -- ----- functions that it cannot run -----
@@ -181,7 +181,7 @@ CREATE FUNCTION a_trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NU
 CREATE FUNCTION polymorphic(a anyelement) RETURNS anyelement LANGUAGE sql AS 'SELECT a';
 CREATE FUNCTION polymorphic_array(a int, b anyarray) RETURNS int LANGUAGE sql AS 'SELECT a';
 CREATE FUNCTION takes_record(a record) RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN 1; END';
-SELECT idem_call('u', 'bad', oid) FROM pg_proc WHERE proname = 'a_procedure';
+SELECT idem_call('u', 'bad', oid::text) FROM pg_proc WHERE proname = 'a_procedure';
 \echo :SQLSTATE
 SELECT idem_call('u', 'bad', 'a_set()');
 \echo :SQLSTATE
@@ -203,7 +203,7 @@ SELECT idem_call('u', 'bad', 'cstring_out(cstring)');
 \echo :SQLSTATE
 SELECT idem_call('u', 'bad', '0');
 \echo :SQLSTATE
-SELECT idem_call('u', 'bad', 4294967295);
+SELECT idem_call('u', 'bad', '4294967295');
 \echo :SQLSTATE
 SELECT count(*) FROM idem_claims WHERE request_id = 'bad';
 
@@ -221,7 +221,7 @@ CREATE FUNCTION r_text() RETURNS text LANGUAGE sql AS $$ SELECT 'a "text"' $$;
 CREATE FUNCTION r_time() RETURNS timestamp LANGUAGE sql AS $$ SELECT timestamp '2026-01-02 03:04:05.6' $$;
 CREATE FUNCTION r_domain() RETURNS positive LANGUAGE sql AS 'SELECT 3';
 SELECT substr(proname, 3) AS returns, r.result, r.result IS NULL AS is_null
-FROM pg_proc, LATERAL (SELECT idem_call('u', proname, pg_proc.oid) AS result OFFSET 0) AS r
+FROM pg_proc, LATERAL (SELECT idem_call('u', proname, pg_proc.oid::text) AS result OFFSET 0) AS r
 WHERE proname ~ '^r_' AND pronamespace = 'public'::regnamespace ORDER BY proname;
 SELECT request_id, result, result IS NULL AS is_null, state FROM idem_claims WHERE request_id ~ '^r_' ORDER BY 1;
 SELECT note, count(*) FROM payments GROUP BY note;
@@ -364,7 +364,7 @@ SELECT idem_call('u', 'denied', 'one_out()');
 \echo :SQLSTATE
 SELECT idem_call('u', 'raises', 'one_out()');
 \echo :SQLSTATE
-SELECT idem_call('u', 'denied', :hidden);
+SELECT idem_call('u', 'denied', :'hidden');
 \echo :SQLSTATE
 SELECT idem_status('u', 'denied');
 RESET ROLE;

@@ -521,7 +521,7 @@ answers($app, "SELECT idem_status('u'::text, 'lease'::text, ''::text), idem_resu
 answers($app, "SELECT state, fingerprint, result, progress FROM idem_lookup('u'::text, 'lease'::text, ''::text)", 'completed|\x01|"done"|2');
 answers($app, q{SELECT idem_fingerprint('{"a": [1, {"b": 2.0}]}'::jsonb) = idem_fingerprint('{"a": [1.0, {"b": 2}]}'::jsonb)}, 't');
 as('owner', 'twins', q{CREATE FUNCTION work(a int, t text DEFAULT 'x') RETURNS text LANGUAGE sql AS 'SELECT a || t'});
-sub call { return "SELECT idem_call('u'::text, '$_[0]'::text, 'work(int, text)'::regprocedure, '$_[1]'::jsonb, ''::text, NULL::interval)" }
+sub call { return "SELECT idem_call('u'::text, '$_[0]'::text, 'work(int, text)'::text, '$_[1]'::jsonb, ''::text, NULL::interval)" }
 answers($app, call('call', '{"a": 1}'), '"1x"') for 1, 2;
 answers($app, call('call', '{"a": 2}'), 'ERROR:  ID422');
 answers($app, call('call', '{"b": 2}'), 'ERROR:  ID400');

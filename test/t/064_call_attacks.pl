@@ -169,7 +169,7 @@ BEGIN
 	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims', 'SELECT secret FROM requests.idem_secret',
 		'INSERT INTO requests.idem_scopes (scope) VALUES (''x'')', 'SET LOCAL ROLE owner', 'SET LOCAL SESSION AUTHORIZATION owner',
 		'SELECT requests.idem__note_answer(''["u", "x", ""]'', ''claimed'', NULL)', 'SELECT requests.idem_forget(''u'', ''x'')',
-		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call(text, text, regprocedure, jsonb, text, interval) OWNER TO attacker']
+		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call(text, text, text, jsonb, text, interval) OWNER TO attacker']
 	LOOP
 		BEGIN
 			EXECUTE attack;

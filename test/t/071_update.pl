@@ -260,9 +260,9 @@ sub not_refused
 	my ($database, $error) = @_;
 	my $calls = $node->safe_psql($database, q{
 		SELECT format('SELECT %L; SELECT * FROM %s(%s);', p.oid::regprocedure, p.oid::regproc,
-			(SELECT string_agg(format('%s::%s', CASE t.type::regtype::text WHEN 'text' THEN '''x''' WHEN 'jsonb' THEN '''{}'''
+			(SELECT string_agg(format('%s::%s', CASE t.type::regtype::text WHEN 'text' THEN '''now()''' WHEN 'jsonb' THEN '''{}'''
 					WHEN 'bigint' THEN '1' WHEN 'integer' THEN '1' WHEN 'interval' THEN '''1 s''' WHEN 'timestamp with time zone' THEN 'now()'
-					WHEN 'text[]' THEN '''{x}''' WHEN 'regprocedure' THEN '''now()''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
+					WHEN 'text[]' THEN '''{x}''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
 		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype <> 'trigger'::regtype
 			AND p.proname !~ '^idem_(fingerprint|stat_.*|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'

@@ -113,7 +113,7 @@ my %make;
 			"(SELECT jsonb_object_agg(g, g) FROM generate_series(1, 3000) g)", "(SELECT jsonb_agg(g) FROM generate_series(1, 20000) g)");
 	},
 	regrole => sub { pick("'fuzz_role'", "'postgres'", '0', '4294967295', "'nobody_has_this_name'") },
-	regprocedure => sub {
+	function => sub {
 		pick("'plus(int, int)'", "'plus(int, int)'", "'many(text[], jsonb, numeric[])'", "'raises(text)'", "'nested(text, text)'", "'rows()'", "'any_type(anyelement)'",
 			"'now()'", "'sum(int)'", "'rank()'", "'idem_claim(text, text, text, bytea, interval)'", "'idem_scopes_guard()'", "'idem_cleanup_all(int)'", '0', '4294967295', "'no_such()'");
 	});
@@ -122,7 +122,7 @@ sub value
 {
 	my ($type) = @_;
 
-	return "NULL::$type" if rand() < 0.08;
+	return 'NULL::' . ($type eq 'function' ? 'text' : $type) if rand() < 0.08;
 	if ($type =~ /^(.*)\[\]$/)
 	{
 		my $element = $1;
@@ -136,7 +136,7 @@ sub value
 		return "array_fill(" . value($element) . ", ARRAY[@{[pick(0, 1, 70, 1500)]}])::$type" if $kind < 0.95;
 		return "ARRAY(SELECT g::text FROM generate_series(1, @{[pick(63, 64, 65, 200, 1500)]}) g)::$type";
 	}
-	return ($make{$type} ? $make{$type}->() : 'NULL') . "::$type";
+	return ($make{$type} ? $make{$type}->() : 'NULL') . '::' . ($type eq 'function' ? 'text' : $type);
 }
 
 # ----- statements -----
@@ -309,6 +309,8 @@ sub client
 	{
 		my @types = split /,/, $row->[3] // '';
 		my @names = (split /,/, $row->[6] // '')[ 0 .. $#types ];
+		# The text that names a function has values of its own.
+		@types = map { ($names[$_] // '') eq 'function' ? 'function' : $types[$_] } 0 .. $#types;
 		push @functions, {
 			name => $row->[0], kind => $row->[1], defaults => $row->[2], types => \@types, short => $row->[4], arguments => \@names,
 			takes_key => scalar(grep { ($_ // '') eq 'request_id' } @names) && !grep({ $_ eq 'uuid' } @types),

@@ -120,7 +120,7 @@ my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup id
 		idem_metrics idem_unsettled idem_holders)]);
 
 my %some_value = (text => "'x'", bigint => '1', integer => '1', jsonb => "'{}'", interval => "'1 s'", boolean => 'true',
-	bytea => "'x'", regrole => "'app'", regprocedure => "'now()'", 'timestamp with time zone' => 'now()', 'text[]' => "'{a}'");
+	bytea => "'x'", regrole => "'app'", 'timestamp with time zone' => 'now()', 'text[]' => "'{a}'");
 
 sub call_of
 {
