@@ -2390,7 +2390,7 @@ DECLARE
 	trigger record;
 	root text;
 BEGIN
-	SELECT t.oid, t.tgtype, t.tgparentid, c.relname, c.relispartition, c.relispartition AND t.tgattr::text <> '' AS is_of_columns,
+	SELECT t.oid, t.tgtype, t.tgparentid, c.relname, c.relispartition,
 		t.tgqual IS NULL AND EXISTS (SELECT FROM pg_trigger AS o
 			WHERE o.tgrelid = t.tgrelid AND o.oid <> t.oid AND o.tgfoid = t.tgfoid
 				AND o.tgqual IS NULL AND o.tgenabled <> 'D') AS is_second,
@@ -2405,16 +2405,13 @@ BEGIN
 			'Retry the transaction.');
 	ELSIF fired <> 'BEFORE ROW' OR trigger.tgtype & 4 = 0 THEN
 		PERFORM @extschema@.idem__raise('39P01', 'idem_skip_duplicates() must be called BEFORE INSERT, FOR EACH ROW',
-			'Create the trigger BEFORE INSERT; on a partitioned table, BEFORE INSERT OR UPDATE OR DELETE.');
+			'Create the trigger BEFORE INSERT; on a partitioned table, BEFORE INSERT OR DELETE.');
 	ELSIF arguments <> 3 THEN
 		PERFORM @extschema@.idem__raise('39P01', 'idem_skip_duplicates() needs three arguments',
 			'They are the scope, the name of the user''s column and the name of the request''s column.');
 	ELSIF trigger.is_second THEN
 		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('table "%s" has two triggers that call idem_skip_duplicates()', trigger.relname),
 			'Drop one of them: the second one would skip each row that the first one has claimed.');
-	ELSIF trigger.is_of_columns THEN
-		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be for UPDATE of all columns', trigger_name),
-			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	ELSIF octet_length(scope) > 255 THEN
 		PERFORM @extschema@.idem__check_scope(scope);
 	ELSIF NOT trigger.has_columns THEN
@@ -2423,7 +2420,7 @@ BEGIN
 	END IF;
 	-- A table that is being detached (DETACH CONCURRENTLY) is a partition until that is done:
 	-- older transactions still move rows there, and away.
-	IF trigger.relispartition AND (trigger.tgtype & 24 <> 24 OR (
+	IF trigger.relispartition AND (trigger.tgtype & 8 = 0 OR (
 			WITH RECURSIVE up AS (
 				SELECT trigger.tgparentid AS parent, relation AS relid
 				UNION ALL
@@ -2434,7 +2431,7 @@ BEGIN
 				UNION ALL
 				SELECT i.inhparent FROM up JOIN pg_inherits AS i ON i.inhrelid = up.relid)
 			SELECT c.relname FROM up JOIN pg_class AS c ON c.oid = up.relid WHERE NOT c.relispartition);
-		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be created on partitioned table "%s", BEFORE INSERT OR UPDATE OR DELETE',
+		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be created on partitioned table "%s", BEFORE INSERT OR DELETE',
 				trigger_name, root),
 			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	END IF;
@@ -2508,23 +2505,11 @@ $$;
 -- no function that has the name of a column (an unqualified name in FROM is never one).
 --
 -- An UPDATE that moves a row to another partition deletes it there and inserts it here.  The
--- insert must not be skipped: the row would be lost.  So on a partitioned table the trigger is
--- for UPDATE and DELETE too, and notes the latest row at this depth of triggers:
---
---		U table time ctid ids	to be updated; the ids are the scope and its new ids
---		M table time ids		the same, if the version that was to be updated is now deleted:
---								the row moves.  The next insert of these ids passes
---		D table time ids		to be deleted
---
--- The time is that of the client's statement: what another one deletes or inserts is no part
--- of a move.  SQL has nothing that tells the statements of one function apart, or those that
--- the client sends in one string.  So a redelivered row is inserted if the same function has
--- updated the row, a later trigger has suppressed this UPDATE, and the function has deleted
--- the row; or if the trigger did not see where the function moved the row.
---
--- A worker of logical replication moves a row without the update.  It cannot be told from a row
--- that is deleted and delivered again in one transaction: rather than lose it, raise an error.
--- Anybody can forge the note, and harms only the rows that he writes himself.
+-- trigger cannot tell the insert from that of a new row, and to skip the row would lose it.  So
+-- on a partitioned table the trigger is for DELETE too, and notes the time of the client's
+-- statement.  If the statement then inserts a row whose request was done, it fails.  (SQL has
+-- nothing that tells the statements of one function apart, or those that the client sends in one
+-- string.)  Anybody can forge the note, and harms only the rows that he writes himself.
 CREATE FUNCTION @extschema@.idem_skip_duplicates()
 RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -2538,43 +2523,21 @@ DECLARE
 		' CASE WHEN %1$I IS NOT NULL THEN format(''%%s'', %1$I) END AS user_id,'
 		' CASE WHEN %2$I IS NOT NULL THEN format(''%%s'', %2$I) END AS request_id'
 		' FROM (SELECT ($1).*) AS inserted', TG_ARGV[1], TG_ARGV[2]);
-	here constant text := CASE WHEN is_partition THEN TG_RELID || ' ' || extract(epoch FROM statement_timestamp()) END;
-	setting constant text := 'idem_held.leaving_' || pg_trigger_depth()::text;
-	note constant text := coalesce(current_setting(setting, true), '');
-	leaves constant boolean := is_partition AND TG_OP = 'INSERT' AND note ^@ 'D ';
-	moves constant boolean := is_partition AND TG_OP = 'INSERT' AND note ^@ 'M '
-		AND split_part(note, ' ', 3) = split_part(here, ' ', 2);
+	statement constant text := extract(epoch FROM statement_timestamp());
 	common constant oid[] := ARRAY['text'::regtype, 'varchar'::regtype, 'uuid'::regtype, 'int4'::regtype, 'int8'::regtype];
 	ids record;
-	named text;
 	key @extschema@.idem__key;
 BEGIN
 	IF TG_OP = 'UPDATE' THEN
-		IF is_partition THEN
-			EXECUTE query INTO ids USING NEW;
-			PERFORM set_config(setting, 'U ' || here || ' ' || OLD.ctid || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
-		END IF;
 		RETURN NEW;
 	ELSIF TG_OP = 'DELETE' THEN
-		IF is_partition AND note ^@ ('U ' || here || ' ' || OLD.ctid || ' ') THEN
-			PERFORM set_config(setting, 'M ' || here || ' ' || substr(note, strpos(note, '[')), true);
-		ELSIF is_partition THEN
-			EXECUTE query INTO ids USING OLD;
-			PERFORM set_config(setting, 'D ' || here || ' ' || jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id), true);
+		IF is_partition THEN
+			PERFORM set_config('idem_held.deleting', statement, true);
 		END IF;
 		RETURN OLD;
 	END IF;
 
 	EXECUTE query INTO ids USING NEW;
-	IF moves OR leaves THEN
-		named := jsonb_build_array(TG_ARGV[0], ids.user_id, ids.request_id);
-	END IF;
-	IF moves THEN
-		PERFORM set_config(setting, '', true);
-		IF split_part(note, ' ', 2) <> TG_RELID::text AND substr(note, strpos(note, '[')) = named THEN
-			RETURN NEW;
-		END IF;
-	END IF;
 	IF ids.user_type = ANY (common) AND ids.request_type = ANY (common)
 		AND octet_length(ids.user_id) BETWEEN 1 AND 255 AND octet_length(ids.request_id) BETWEEN 1 AND 255 THEN
 		key := ROW (ids.user_id, ids.request_id, TG_ARGV[0])::@extschema@.idem__key;
@@ -2584,11 +2547,9 @@ BEGIN
 	END IF;
 	IF @extschema@.idem__claim_marker(key, 'idem_skip_duplicates()') THEN
 		RETURN NEW;
-	ELSIF split_part(note, ' ', 2) <> TG_RELID::text
-		AND (moves OR (leaves AND substr(note, strpos(note, '[')) = named AND current_setting('session_replication_role') = 'replica')) THEN
-		PERFORM @extschema@.idem__raise_of_key('0A000', pg_catalog.format('cannot tell whether a row is new or moves from partition "%s"',
-				(SELECT c.relname FROM pg_class AS c WHERE c.oid::text = split_part(note, ' ', 2))),
-			'To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.', key);
+	ELSIF is_partition AND current_setting('idem_held.deleting', true) = statement THEN
+		PERFORM @extschema@.idem__raise_of_key('0A000', 'cannot tell whether a row is new or moves from another partition',
+			'To move rows, disable the trigger meanwhile. To delete rows and to insert others, use two statements.', key);
 	END IF;
 	RETURN NULL;
 END

@@ -17,7 +17,6 @@
 #include "launcher.h"
 #include "policy.h"
 #include "shared.h"
-#include "sink.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
@@ -34,7 +33,6 @@ _PG_init(void)
 	idem_store_init();
 	idem_policy_init();
 	idem_held_init();
-	idem_sink_init();
 	idem_wait_init();
 	idem_waiters_init();
 	idem_stats_init();

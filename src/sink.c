@@ -8,53 +8,37 @@
  * ids are turned into text by functions of the server only, never by a user's.
  *
  * An UPDATE that moves a row to another partition deletes the row there and inserts it here,
- * in one statement, and the insert fires this trigger.  The request of the row was done, but
- * to skip the row would lose it.  So on a partitioned table the trigger is for UPDATE and
- * DELETE too, and notes the latest row that is about to be deleted, with the ids that its
- * UPDATE gave it, one row for each depth of triggers.  The next insert at that depth, in the
- * same statement, is the second half of the move if the deleted row says now that it moved to
- * another partition of this table, and the inserted row has the noted ids.  Then the row passes
- * without a claim.
+ * in one statement.  The insert fires this trigger, which cannot tell the row from a new one.
+ * The request of the row was done, but to skip the row would lose it.  So on a partitioned
+ * table the trigger is for DELETE too, and remembers the statement.  If the statement then
+ * inserts a row whose request was done, it fails.
  *
- * With other ids the row can be a new one: the trigger has not seen the second half of the
- * move (it is disabled there, or an earlier trigger skipped the row).  Or a later trigger
- * changed the ids of the row that moves.  So the row is claimed; if its request was done
- * before, the row may be neither skipped nor inserted, and the statement fails.
- *
- * The command id of the active snapshot tells the statements apart: each statement that writes
- * takes a command id of its own, and what a trigger runs in between has another snapshot.  A
- * worker of logical replication does not mark a row that it moves; but no other change that it
- * applies deletes a row and inserts one.
+ * The command id of the active snapshot tells statements apart: it grows from statement to
+ * statement, and a statement that a trigger runs has a larger one than the statement that fired
+ * the trigger.  So it is enough to remember the largest one that has deleted: no statement that
+ * runs in between can hide the DELETE of a move.
  *
  * The trigger must see each row where it leaves.  So it must be on the root of the partitions,
  * which passes it on to all of them.
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/partition.h"
-#include "catalog/pg_am_d.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
-#include "replication/logicalworker.h"
-#include "storage/bufmgr.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "claim.h"
 #include "key.h"
-#include "sink.h"
 #include "sqlstate.h"
 
 #define COMMAND "idem_skip_duplicates()"
@@ -76,21 +60,9 @@ typedef struct Sink
 	bool		is_partition;
 } Sink;
 
-/* The latest row that was about to be updated or deleted */
-typedef struct LeavingRow
-{
-	CommandId	statement;		/* InvalidCommandId: none */
-	Oid			partition;
-	ItemPointerData tid;
-	bool		is_updated;		/* the ids are those that the UPDATE gives it */
-	bool		is_deleted;
-	text	   *user_id;		/* NULL: the column is; in TopTransactionContext */
-	text	   *request_id;
-} LeavingRow;
-
-/* One for each depth of triggers; in TopTransactionContext */
-static LeavingRow *leaving_rows = NULL;
-static int	nleaving_rows = 0;
+/* The latest transaction that deleted rows of a partition, and its latest statement that did */
+static FullTransactionId deleting_transaction;
+static CommandId deleting_statement;
 
 PG_FUNCTION_INFO_V1(idem_skip_duplicates);
 
@@ -115,7 +87,7 @@ called_before_row(FunctionCallInfo fcinfo)
 		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
 		!TRIGGER_FOR_INSERT(trigger->tg_trigger->tgtype))
 		refuse_trigger("idem_skip_duplicates() must be called BEFORE INSERT, FOR EACH ROW",
-					   "Create the trigger BEFORE INSERT; on a partitioned table, BEFORE INSERT OR UPDATE OR DELETE.");
+					   "Create the trigger BEFORE INSERT; on a partitioned table, BEFORE INSERT OR DELETE.");
 	return trigger;
 }
 
@@ -142,31 +114,6 @@ refuse_second_trigger(TriggerData *data)
 	}
 }
 
-/* The parent of a trigger that was passed on to a partition; InvalidOid: it was not.  relid:
- * the table of the trigger. */
-static Oid
-parent_trigger(Relation triggers, Oid trigger, Oid *relid)
-{
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	Oid			parent = InvalidOid;
-
-	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(trigger));
-	scan = systable_beginscan(triggers, TriggerOidIndexId, true, NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-	{
-		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
-
-		parent = form->tgparentid;
-		*relid = form->tgrelid;
-	}
-	systable_endscan(scan);
-	return parent;
-}
-
 /* A table that is being detached from a partitioned table (DETACH CONCURRENTLY) is one of its
  * partitions until that is done: older transactions still move rows there, and away. */
 static Oid
@@ -177,23 +124,29 @@ partition_root(Oid relid)
 	return relid;
 }
 
+/* A row trigger of the root has a clone of its name on each partition, and no partition can have
+ * another trigger of that name. */
 static void
 require_trigger_of_root(TriggerData *data)
 {
-	Oid			relid = RelationGetRelid(data->tg_relation);
-	Relation	triggers = table_open(TriggerRelationId, AccessShareLock);
-	Oid			trigger = data->tg_trigger->tgoid;
+	const Trigger *trigger = data->tg_trigger;
+	Relation	root = table_open(partition_root(RelationGetRelid(data->tg_relation)),
+								  AccessShareLock);
+	bool		is_of_root = false;
 
-	while (OidIsValid(trigger))
-		trigger = parent_trigger(triggers, trigger, &relid);
-	table_close(triggers, AccessShareLock);
-	if (get_rel_relispartition(relid) ||
-		!TRIGGER_FOR_DELETE(data->tg_trigger->tgtype) ||
-		!TRIGGER_FOR_UPDATE(data->tg_trigger->tgtype))
-		refuse_trigger(psprintf("trigger \"%s\" must be created on partitioned table \"%s\", BEFORE INSERT OR UPDATE OR DELETE",
-								data->tg_trigger->tgname,
-								get_rel_name(partition_root(relid))),
+	for (int i = 0; trigger->tgisclone && root->trigdesc != NULL &&
+		 i < root->trigdesc->numtriggers; i++)
+	{
+		Trigger    *other = &root->trigdesc->triggers[i];
+
+		is_of_root = is_of_root || (TRIGGER_FOR_ROW(other->tgtype) &&
+									strcmp(other->tgname, trigger->tgname) == 0);
+	}
+	if (!is_of_root || !TRIGGER_FOR_DELETE(trigger->tgtype))
+		refuse_trigger(psprintf("trigger \"%s\" must be created on partitioned table \"%s\", BEFORE INSERT OR DELETE",
+								trigger->tgname, RelationGetRelationName(root)),
 					   "Otherwise an UPDATE that moves a row to another partition could lose it.");
+	table_close(root, AccessShareLock);
 }
 
 static SinkColumn
@@ -263,12 +216,7 @@ check_sink(FunctionCallInfo fcinfo, TriggerData *data)
 								"request_id");
 	sink->is_partition = data->tg_relation->rd_rel->relispartition;
 	if (sink->is_partition)
-	{
-		if (trigger->tgnattr > 0)
-			refuse_trigger(psprintf("trigger \"%s\" must be for UPDATE of all columns", trigger->tgname),
-						   "Otherwise an UPDATE that moves a row to another partition could lose it.");
 		require_trigger_of_root(data);
-	}
 	MemoryContextSwitchTo(caller);
 	fcinfo->flinfo->fn_extra = sink;
 	return sink;
@@ -309,208 +257,26 @@ id_text(const SinkColumn *column, Datum value)
 	return cstring_to_text(DatumGetCString(DirectFunctionCall1(output, value)));
 }
 
-/* NULL: the column is */
-static text *
-id_of_row(Relation table, HeapTuple row, const SinkColumn *column)
-{
-	bool		isnull;
-	Datum		value = heap_getattr(row, column->attnum,
-									 RelationGetDescr(table), &isnull);
-
-	return isnull ? NULL : id_text(column, value);
-}
-
 /* ----- rows that move to another partition ----- */
 
-static int
-trigger_depth(void)
-{
-	return DatumGetInt32(DirectFunctionCall1(pg_trigger_depth, (Datum) 0));
-}
-
-static CommandId
-current_statement(void)
-{
-	return ActiveSnapshotSet() ? GetActiveSnapshot()->curcid : InvalidCommandId;
-}
-
 static void
-forget_leaving_rows(XactEvent event, void *arg)
+note_delete(void)
 {
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
-		event == XACT_EVENT_PREPARE)
-	{
-		/* The memory goes with TopTransactionContext. */
-		leaving_rows = NULL;
-		nleaving_rows = 0;
-	}
+	FullTransactionId transaction = GetTopFullTransactionId();
+	CommandId	statement = GetActiveSnapshot()->curcid;
+
+	if (!FullTransactionIdEquals(deleting_transaction, transaction) ||
+		deleting_statement < statement)
+		deleting_statement = statement;
+	deleting_transaction = transaction;
 }
 
-/* The note of this depth; room for it is made */
-static LeavingRow *
-note_of_depth(void)
-{
-	int			depth = trigger_depth();
-
-	if (depth > nleaving_rows)
-	{
-		int			n = depth + 8;
-
-		leaving_rows = leaving_rows == NULL ?
-			MemoryContextAlloc(TopTransactionContext, n * sizeof(LeavingRow)) :
-			repalloc(leaving_rows, n * sizeof(LeavingRow));
-		for (int i = nleaving_rows; i < n; i++)
-			leaving_rows[i] = (LeavingRow) {.statement = InvalidCommandId};
-		nleaving_rows = n;
-	}
-	return &leaving_rows[depth - 1];
-}
-
-static void
-forget_note(LeavingRow *row)
-{
-	if (row->user_id != NULL)
-		pfree(row->user_id);
-	if (row->request_id != NULL)
-		pfree(row->request_id);
-	*row = (LeavingRow) {.statement = InvalidCommandId};
-}
-
+/* Whether the row that is inserted may be one that moves here */
 static bool
-note_is_of(const LeavingRow *row, const TriggerData *data)
+may_move_here(void)
 {
-	return row->statement != InvalidCommandId &&
-		row->statement == current_statement() &&
-		row->partition == RelationGetRelid(data->tg_relation) &&
-		ItemPointerEquals((ItemPointer) &row->tid, &data->tg_trigtuple->t_self);
-}
-
-static LeavingRow *
-note_row(TriggerData *data)
-{
-	LeavingRow *row = note_of_depth();
-
-	forget_note(row);
-	row->partition = RelationGetRelid(data->tg_relation);
-	row->tid = data->tg_trigtuple->t_self;
-	row->statement = current_statement();
-	return row;
-}
-
-static text *
-copy_id(const text *id)
-{
-	return id == NULL ? NULL :
-		memcpy(MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(id)),
-			   id, VARSIZE_ANY(id));
-}
-
-static void
-note_update(TriggerData *data, const Sink *sink)
-{
-	text	   *user_id = id_of_row(data->tg_relation, data->tg_newtuple, &sink->user);
-	text	   *request_id = id_of_row(data->tg_relation, data->tg_newtuple, &sink->request);
-	LeavingRow *row = note_row(data);
-
-	row->is_updated = true;
-	row->user_id = copy_id(user_id);
-	row->request_id = copy_id(request_id);
-}
-
-static void
-note_delete(TriggerData *data)
-{
-	LeavingRow *row = note_of_depth();
-
-	if (!note_is_of(row, data))
-		row = note_row(data);
-	row->is_deleted = true;
-}
-
-/* key: NULL if it is not known */
-static void
-cannot_tell(Oid partition, const IdemKey *key)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("cannot tell whether a row is new or moves from partition \"%s\"",
-					get_rel_name(partition)),
-			 key == NULL ? 0 : idem_errdetail_key(key),
-			 errhint("To move rows, disable the trigger meanwhile; to insert a deleted row again, use another transaction.")));
-}
-
-/* Our own transaction has deleted the row, so it is still there. */
-static bool
-row_has_moved(const LeavingRow *row)
-{
-	Relation	partition = table_open(row->partition, AccessShareLock);
-	HeapTupleData tuple = {.t_self = row->tid};
-	Buffer		buffer;
-	bool		moved;
-
-	if (partition->rd_rel->relam != HEAP_TABLE_AM_OID)
-		cannot_tell(row->partition, NULL);
-	moved = heap_fetch(partition, SnapshotAny, &tuple, &buffer, false) &&
-		HeapTupleHeaderIndicatesMovedPartitions(tuple.t_data);
-	if (BufferIsValid(buffer))
-		ReleaseBuffer(buffer);
-	table_close(partition, AccessShareLock);
-	return moved;
-}
-
-/* NULL equals NULL */
-static bool
-ids_equal(const text *a, const text *b)
-{
-	if (a == NULL || b == NULL)
-		return a == b;
-	return idem_id_equal(a, b);
-}
-
-static bool
-is_noted_row(const LeavingRow *row, TriggerData *data, const Sink *sink)
-{
-	return row->is_updated &&
-		ids_equal(row->user_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->user)) &&
-		ids_equal(row->request_id, id_of_row(data->tg_relation, data->tg_trigtuple, &sink->request)) &&
-		partition_root(row->partition) ==
-		partition_root(RelationGetRelid(data->tg_relation));
-}
-
-/* Whether the row that is inserted moves here.  *maybe_from: if not, the partition from which
- * it may have moved nevertheless; InvalidOid: none. */
-static bool
-moves_here(TriggerData *data, const Sink *sink, Oid *maybe_from)
-{
-	int			depth = trigger_depth();
-	LeavingRow *row;
-	bool		moves = false;
-
-	*maybe_from = InvalidOid;
-	if (depth > nleaving_rows)
-		return false;
-	row = &leaving_rows[depth - 1];
-	if (row->is_deleted && row->statement == current_statement() &&
-		row->partition != RelationGetRelid(data->tg_relation))
-	{
-		if (IsLogicalWorker() && depth == 1)
-			moves = true;
-		else if (row_has_moved(row))
-		{
-			moves = is_noted_row(row, data, sink);
-			if (!moves)
-				*maybe_from = row->partition;
-		}
-	}
-	/* The second half of a move comes next, or the trigger does not see it. */
-	forget_note(row);
-	return moves;
-}
-
-void
-idem_sink_init(void)
-{
-	RegisterXactCallback(forget_leaving_rows, NULL);
+	return FullTransactionIdEquals(deleting_transaction, GetTopFullTransactionId()) &&
+		deleting_statement >= GetActiveSnapshot()->curcid;
 }
 
 /* ----- the row ----- */
@@ -533,11 +299,15 @@ refuse_id(TriggerData *data, const SinkColumn *column, const char *what)
 static text *
 read_id(TriggerData *data, const SinkColumn *column)
 {
-	text	   *id = id_of_row(data->tg_relation, data->tg_trigtuple, column);
+	bool		isnull;
+	Datum		value = heap_getattr(data->tg_trigtuple, column->attnum,
+									 RelationGetDescr(data->tg_relation), &isnull);
+	text	   *id;
 
-	if (id == NULL)
+	if (isnull)
 		refuse_id(data, column, "must not be null");
-	else if (VARSIZE_ANY_EXHDR(id) == 0)
+	id = id_text(column, value);
+	if (VARSIZE_ANY_EXHDR(id) == 0)
 		refuse_id(data, column, "must not be empty");
 	else if (!idem_id_is_valid(id))
 		refuse_id(data, column, "is too long");
@@ -551,28 +321,25 @@ idem_skip_duplicates(PG_FUNCTION_ARGS)
 	TriggerData *data = called_before_row(fcinfo);
 	Sink	   *sink = check_sink(fcinfo, data);
 	IdemKey		key = {.scope = sink->scope};
-	Oid			maybe_from = InvalidOid;
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
-	{
-		if (sink->is_partition)
-			note_update(data, sink);
 		return PointerGetDatum(data->tg_newtuple);
-	}
 	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 	{
 		if (sink->is_partition)
-			note_delete(data);
+			note_delete();
 		return PointerGetDatum(data->tg_trigtuple);
 	}
-	if (sink->is_partition && moves_here(data, sink, &maybe_from))
-		return PointerGetDatum(data->tg_trigtuple);
 
 	key.user_id = read_id(data, &sink->user);
 	key.request_id = read_id(data, &sink->request);
 	if (idem_claim_marker(&key, COMMAND))
 		return PointerGetDatum(data->tg_trigtuple);
-	if (OidIsValid(maybe_from))
-		cannot_tell(maybe_from, &key);
+	if (sink->is_partition && may_move_here())
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot tell whether a row is new or moves from another partition"),
+				 idem_errdetail_key(&key),
+				 errhint("To move rows, disable the trigger meanwhile. To delete rows and to insert others, use two statements.")));
 	return PointerGetDatum(NULL);
 }

@@ -29,11 +29,11 @@ BEGIN
 END $$;
 CREATE TRIGGER pay AFTER INSERT ON payments FOR EACH ROW EXECUTE FUNCTION pay();
 
--- A partitioned table needs the trigger for UPDATE and DELETE too. Then a row that an UPDATE
--- moves to another partition is not taken for one that was delivered again.
-CREATE TABLE shipments (customer text NOT NULL, event uuid NOT NULL, state text NOT NULL) PARTITION BY LIST (state);
-CREATE TABLE shipments_open PARTITION OF shipments FOR VALUES IN ('open');
-CREATE TABLE shipments_done PARTITION OF shipments FOR VALUES IN ('done');
+-- A partitioned table needs the trigger for DELETE too: an UPDATE that would move a row to
+-- another partition then fails, instead of losing the row. So partition by what does not change.
+CREATE TABLE shipments (customer text NOT NULL, event uuid NOT NULL, state text NOT NULL) PARTITION BY HASH (event);
+CREATE TABLE shipments_0 PARTITION OF shipments FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE shipments_1 PARTITION OF shipments FOR VALUES WITH (MODULUS 2, REMAINDER 1);
 
-CREATE TRIGGER once BEFORE INSERT OR UPDATE OR DELETE ON shipments
+CREATE TRIGGER once BEFORE INSERT OR DELETE ON shipments
 	FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('shipments', 'customer', 'event');

@@ -142,16 +142,16 @@ sub traffic
 	$redis = connect_redis();
 	my $killed = consume_all(\@topic, 1, sub { $_[0] < 2 ? 2 : 0 });
 	is($killed, 2 * $partitions, 'each consumer is killed twice, before it commits its offset');
-	# The shipments that are done by now move to another partition.
-	my $moved = $db->do(q{UPDATE shipments SET state = 'done' WHERE right(event::text, 1) IN ('3', '7')});
-	cmp_ok($moved, '>=', $events / 5, 'shipments move to another partition');
+	# Some shipments are done by now.
+	my $done = $db->do(q{UPDATE shipments SET state = 'done' WHERE right(event::text, 1) IN ('3', '7')});
+	cmp_ok($done, '>=', $events / 5, 'shipments are done');
 	# The offsets are lost, and two consumers at a time read each partition again.
 	$redis->del("offset $_") for 0 .. $partitions - 1;
 	consume_all(\@topic, 2, sub { 0 });
 
 	my ($payments, $shipments, $open, $paid) = $db->selectrow_array(q{
 		SELECT (SELECT count(*) FROM payments), (SELECT count(*) FROM shipments),
-			(SELECT count(*) FROM shipments_open), (SELECT sum(balance) FROM balances)});
+			(SELECT count(*) FROM shipments WHERE state = 'open'), (SELECT sum(balance) FROM balances)});
 	my $double = $payments + $shipments - 2 * $events;
 	report(
 		[
@@ -167,7 +167,7 @@ sub traffic
 	{
 		is("$payments $shipments", "$events $events", 'each payment and each shipment exists once');
 		is($paid, sum0(map { event($_)->{amount} } 1 .. $events), 'each payment is in the balances once');
-		is($open, $events - $moved, 'each shipment that was done has stayed so');
+		is($open, $events - $done, 'each shipment that was done has stayed so');
 	}
 	kill_redis();
 	return $double;

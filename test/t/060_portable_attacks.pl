@@ -500,10 +500,10 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ')
 }
 $app->ask('CREATE TEMPORARY TABLE sink (a varchar, b int, r text) PARTITION BY LIST (r)');
 $app->ask("CREATE TEMPORARY TABLE sink_$_ PARTITION OF sink FOR VALUES IN ('$_')") for 1, 2;
-$app->ask(q{CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON sink FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('sink', 'a', 'b')});
+$app->ask(q{CREATE TRIGGER t BEFORE INSERT OR DELETE ON sink FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('sink', 'a', 'b')});
 answers($app, "INSERT INTO sink VALUES ('u', 1, '1'), ('u', 1, '2') RETURNING a", 'u', 'a sink');
-answers($app, "UPDATE sink SET r = '2' RETURNING r", '2', 'a row that moves');
-answers($app, "DELETE FROM sink RETURNING r", '2', 'a row that is deleted');
+answers($app, "UPDATE sink SET r = '2' RETURNING r", 'ERROR:  0A000', 'a row that moves');
+answers($app, "DELETE FROM sink RETURNING r", '1', 'a row that is deleted');
 answers($app, "INSERT INTO sink VALUES ($_)", 'ERROR:  ID400') for "NULL, 1, '1'", "'', 1, '1'", "'u', NULL, '1'";
 $app->ask(q{CREATE TEMPORARY TABLE other (a timestamptz, b int GENERATED ALWAYS AS (1) STORED, c text)});
 for (['42804', 'c', 'a'], ['0A000', 'b', 'c'], ['42703', 'c', 'd'], ['39P01', 'a'])
