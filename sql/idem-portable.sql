@@ -825,42 +825,8 @@ COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 
 -- ----- scopes that are not declared -----
 
--- The number of edits between the names; edits_max + 1 if there are more than edits_max.
--- (Levenshtein's distance.  Only cells near the diagonal can have so small a value.)
-CREATE FUNCTION @extschema@.idem__edits_between(name text, other text, edits_max int4)
-RETURNS int4
-LANGUAGE plpgsql IMMUTABLE
-AS $$
-DECLARE
-	many constant int4 := edits_max + 1;
-	other_length constant int4 := length(other);
-	above int4[] := ARRAY(SELECT least(n, many) FROM generate_series(0, other_length) AS n);
-	this int4[];
-	least_of_row int4;
-BEGIN
-	IF abs(length(name) - other_length) > edits_max THEN
-		RETURN many;
-	END IF;
-	FOR i IN 1 .. length(name) LOOP
-		this := array_fill(many, ARRAY[other_length + 1]);
-		this[1] := least(i, many);
-		least_of_row := this[1];
-		FOR j IN greatest(1, i - edits_max) .. least(other_length, i + edits_max) LOOP
-			this[j + 1] := least(many, above[j + 1] + 1, this[j] + 1, above[j]
-				+ CASE WHEN substr(name, i, 1) COLLATE "C" = substr(other, j, 1) COLLATE "C" THEN 0 ELSE 1 END);
-			least_of_row := least(least_of_row, this[j + 1]);
-		END LOOP;
-		IF least_of_row = many THEN
-			RETURN many;
-		END IF;
-		above := this;
-	END LOOP;
-	RETURN above[other_length + 1];
-END
-$$;
-
--- Raises ID400 for a claim in a scope without a row.  The HINT has up to three declared
--- scopes that look alike, of 1000 that it compares.
+-- Raises ID400 for a claim in a scope without a row.  The HINT has up to five declared
+-- scopes that begin alike.
 CREATE FUNCTION @extschema@.idem__raise_undeclared(undeclared text)
 RETURNS void
 LANGUAGE plpgsql
@@ -868,14 +834,11 @@ AS $$
 DECLARE
 	alike text;
 BEGIN
-	SELECT string_agg(pg_catalog.format('"%s"', s.scope), ', ' ORDER BY s.edits, s.scope COLLATE "C") INTO alike
-	FROM (SELECT p.scope, e.edits
-			FROM (SELECT q.scope::text AS scope FROM @extschema@.idem_scopes AS q LIMIT 1000) AS p,
-				LATERAL (SELECT @extschema@.idem__edits_between(undeclared, p.scope, 3) AS edits) AS e
-			WHERE e.edits <= 3 AND e.edits * 2 <= greatest(length(undeclared), length(p.scope))
-			ORDER BY e.edits, p.scope COLLATE "C" LIMIT 3) AS s;
+	SELECT string_agg('"' || s.scope || '"', ', ' ORDER BY s.scope) INTO alike
+	FROM (SELECT p.scope FROM @extschema@.idem_scopes AS p
+		WHERE p.scope ^@ left(undeclared, 3) ORDER BY p.scope LIMIT 5) AS s;
 	PERFORM @extschema@.idem__raise('ID400', pg_catalog.format('scope "%s" is not declared', undeclared),
-		coalesce('These names are similar: ' || alike || '. ', '')
+		coalesce('Declared scopes that begin alike: ' || alike || '. ', '')
 			|| pg_catalog.format('Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%L).', undeclared),
 		'With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes.');
 END

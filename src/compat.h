@@ -58,17 +58,6 @@ idem_index_beginscan(Relation heap, Relation index, Snapshot snapshot,
 #endif
 }
 
-/* 19: table_beginscan() takes flags */
-static inline TableScanDesc
-idem_table_beginscan(Relation rel, Snapshot snapshot)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_beginscan(rel, snapshot, 0, NULL, SO_NONE);
-#else
-	return table_beginscan(rel, snapshot, 0, NULL);
-#endif
-}
-
 /*
  * 19: table_index_fetch_reset() keeps the pin of the table's page for the next row.  The pin
  * belongs to the resource owner of the statement, so a scan that outlives the statement must

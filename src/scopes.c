@@ -27,26 +27,24 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
-#include "executor/tuptable.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
-#include "utils/varlena.h"
 
 #include "catalog.h"
 #include "compat.h"
@@ -128,97 +126,55 @@ idem_scopes_open(void)
 	return scopes;
 }
 
-/* ----- names that look alike ----- */
+/* ----- scopes that are not declared ----- */
 
-/* How many edits make a name another one, how many rows are compared, and how many names a
- * message has */
-#define ALIKE_EDITS_MAX		3
-#define ALIKE_ROWS_MAX		1000
-#define ALIKE_NAMES_MAX		3
+#define ALIKE_CHARS			3
+#define ALIKE_NAMES_MAX		5
 
-typedef struct AlikeName
+/* Appends the first declared scopes that begin as this one, if there are any. */
+static void
+append_alike(StringInfo hint, const text *scope)
 {
-	char	   *name;
-	int			edits;
-} AlikeName;
-
-/* The number of edits between the names, if it is small; otherwise more than
- * ALIKE_EDITS_MAX.  Of short names, half of the characters must be the same. */
-static int
-edits_between(const char *name, const char *other)
-{
-	int			chars = Max(pg_mbstrlen(name), pg_mbstrlen(other));
-	int			edits = varstr_levenshtein_less_equal(name, strlen(name),
-													  other, strlen(other),
-													  1, 1, 1,
-													  ALIKE_EDITS_MAX, true);
-
-	return edits * 2 > chars ? ALIKE_EDITS_MAX + 1 : edits;
-}
-
-/* Keeps the names with the fewest edits, in the order of edits and names; returns how many. */
-static int
-keep_alike(AlikeName *alike, int nalike, char *name, int edits)
-{
-	int			i;
-
-	for (i = nalike; i > 0; i--)
-	{
-		if (alike[i - 1].edits < edits ||
-			(alike[i - 1].edits == edits && strcmp(alike[i - 1].name, name) < 0))
-			break;
-		if (i < ALIKE_NAMES_MAX)
-			alike[i] = alike[i - 1];
-	}
-	if (i < ALIKE_NAMES_MAX)
-		alike[i] = (AlikeName) {.name = name, .edits = edits};
-	return Min(nalike + 1, ALIKE_NAMES_MAX);
-}
-
-/* The declared scopes that look like this one, up to ALIKE_NAMES_MAX */
-static int
-find_alike(const char *name, AlikeName *alike)
-{
+	Datum		start = DirectFunctionCall2(text_left, PointerGetDatum(scope),
+											Int32GetDatum(ALIKE_CHARS));
 	Relation	scopes = idem_scopes_open();
-	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
-	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	TableScanDesc scan = idem_table_beginscan(scopes, snapshot);
-	int			nalike = 0;
+	Relation	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	int			nnamed = 0;
 
-	for (int rows = 0; rows < ALIKE_ROWS_MAX &&
-		 table_scan_getnextslot(scan, ForwardScanDirection, slot); rows++)
+	ScanKeyInit(&key, Anum_scopes_scope, BTGreaterEqualStrategyNumber, F_TEXT_GE, start);
+	scan = systable_beginscan_ordered(scopes, index, NULL, 1, &key);
+	while (nnamed < ALIKE_NAMES_MAX &&
+		   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
 	{
 		bool		isnull;
-		Datum		declared = slot_getattr(slot, Anum_scopes_scope, &isnull);
-		char	   *other = TextDatumGetCString(declared);
-		int			edits = edits_between(name, other);
+		Datum		declared = heap_getattr(tuple, Anum_scopes_scope,
+											RelationGetDescr(scopes), &isnull);
 
-		CHECK_FOR_INTERRUPTS();
-		if (edits <= ALIKE_EDITS_MAX)
-			nalike = keep_alike(alike, nalike, other, edits);
+		if (!DatumGetBool(DirectFunctionCall2Coll(text_starts_with, C_COLLATION_OID,
+												  declared, start)))
+			break;
+		appendStringInfo(hint, "%s\"%s\"",
+						 nnamed++ == 0 ? "Declared scopes that begin alike: " : ", ",
+						 TextDatumGetCString(declared));
 	}
-	table_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	ExecDropSingleTupleTableSlot(slot);
+	if (nnamed > 0)
+		appendStringInfoString(hint, ". ");
+	systable_endscan_ordered(scan);
+	index_close(index, AccessShareLock);
 	table_close(scopes, AccessShareLock);
-	return nalike;
 }
 
 void
 idem_raise_undeclared_scope(const text *scope)
 {
 	char	   *name = text_to_cstring(scope);
-	AlikeName	alike[ALIKE_NAMES_MAX];
-	int			nalike = find_alike(name, alike);
 	StringInfoData hint;
 
 	initStringInfo(&hint);
-	for (int i = 0; i < nalike; i++)
-		appendStringInfo(&hint, "%s\"%s\"",
-						 i == 0 ? "These names are similar: " : ", ",
-						 alike[i].name);
-	if (nalike > 0)
-		appendStringInfoString(&hint, ". ");
+	append_alike(&hint, scope);
 	appendStringInfo(&hint, "Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
 					 quote_literal_cstr(name));
 	ereport(ERROR,

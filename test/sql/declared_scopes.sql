@@ -19,7 +19,7 @@ SELECT pg_temp.set_scopes('declared');
 SELECT idem_claim('u', 'r2', 'payments');
 SELECT idem_claim('u', 'r1', 'paymnets');
 \echo :SQLSTATE
--- The HINT quotes the name, and has no names if none is similar.
+-- The HINT quotes the name, and names no others if none begins alike.
 SELECT idem_claim('u', 'r2', 'it''s');
 -- The wait in the place of the scope
 SELECT idem_claim('u', 'r2', '0');
@@ -48,10 +48,10 @@ SELECT idem_extend('u', 'lease', :token, scope => 'undeclared') > now() AS exten
 SELECT idem_fence('u', 'lease', :token, scope => 'undeclared');
 SELECT idem_complete('u', 'lease', '1', :token, 'undeclared'), idem_heal('u', 'lease', '1', 'undeclared'), idem_forget('u', 'lease', 'undeclared');
 
--- Names that look alike: those with the fewest edits, three at most. In short names, half of
--- the characters must be the same.
+-- Names that begin alike, in the order of the names, five at most
 INSERT INTO idem_scopes (scope)
-VALUES ('payment'), ('payment2'), ('Payments'), ('prepayments'), ('pay'), ('a'), ('orders'), ('Bestätigungen'), (repeat('long', 60));
+VALUES ('payment'), ('payment2'), ('Payments'), ('prepayments'), ('payouts'), ('payroll'), ('pay'), ('a'), ('orders'), ('Bestätigungen'),
+	('Bäckerei'), (repeat('long', 60)), ('%_\');
 CREATE FUNCTION pg_temp.hint(name text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	hint text;
@@ -60,10 +60,10 @@ BEGIN
 	RETURN 'claimed';
 EXCEPTION WHEN SQLSTATE 'ID400' THEN
 	GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
-	RETURN substring(hint FROM 'similar: (.*?)\. Fix');
+	RETURN substring(hint FROM 'alike: (.*?)\. Fix');
 END $$;
-SELECT left(name, 20) AS name, left(pg_temp.hint(name), 40) AS similar FROM unnest(ARRAY['paymentz', 'payments ', 'PAYMENTS', 'apyments', 'prepaymentsss', 'prepaymentssss',
-	'pax', 'b', 'ab', 'oders', 'sredro', 'Bestatigungen', 'Bestäätigung', repeat('long', 59), repeat('long', 59) || 'lon']) AS t (name);
+SELECT left(name, 20) AS name, left(pg_temp.hint(name), 60) AS alike FROM unnest(ARRAY['paymentz', 'PAYMENTS', 'Pay', 'p', 'apyments',
+	'b', 'ab', 'order', 'Bestatigungen', 'Bäcker', 'B%', '%_', '%_x', repeat('long', 59), '']) AS t (name);
 
 -- It acts on a transaction that has claimed already, and on the next claim after a change.
 BEGIN;
