@@ -586,7 +586,24 @@ DECLARE
 		'SELECT more, next_start FROM %s.idem_cleanup_step($1, $2, $3)',
 		(SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e
 			WHERE e.extname OPERATOR(pg_catalog.=) 'idem'));
+	refused pg_catalog.text;
 BEGIN
+	-- Only the message of a failed COMMIT shows whether this procedure may commit, and it is in the
+	-- session's language.  The first COMMIT fails in any case, since it is in a block with EXCEPTION.
+	-- The second one is where none may ever commit.
+	BEGIN
+		COMMIT;
+	EXCEPTION WHEN invalid_transaction_termination THEN
+		refused := SQLERRM;
+	END;
+	BEGIN
+		EXECUTE 'DO ''BEGIN COMMIT; END''';
+	EXCEPTION WHEN invalid_transaction_termination OR insufficient_privilege THEN
+		IF refused OPERATOR(pg_catalog.=) SQLERRM THEN
+			RAISE EXCEPTION 'idem_cleanup_all() cannot run inside a transaction block' USING ERRCODE = 'active_sql_transaction',
+				HINT = 'Call it without BEGIN, and not from a function or a block with EXCEPTION; or use idem_cleanup().';
+		END IF;
+	END;
 	WHILE more LOOP
 		EXECUTE step INTO more, start USING batch_size, start, expired_before;
 		COMMIT;

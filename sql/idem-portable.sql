@@ -3641,7 +3641,24 @@ DECLARE
 	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
 	more pg_catalog.bool := true;
+	refused pg_catalog.text;
 BEGIN
+	-- Only the message of a failed COMMIT shows whether this procedure may commit, and it is in the
+	-- session's language.  The first COMMIT fails in any case, since it is in a block with EXCEPTION.
+	-- The second one is where none may ever commit.
+	BEGIN
+		COMMIT;
+	EXCEPTION WHEN invalid_transaction_termination THEN
+		refused := SQLERRM;
+	END;
+	BEGIN
+		EXECUTE 'DO ''BEGIN COMMIT; END''';
+	EXCEPTION WHEN invalid_transaction_termination OR insufficient_privilege THEN
+		IF refused OPERATOR(pg_catalog.=) SQLERRM THEN
+			RAISE EXCEPTION 'idem_cleanup_all() cannot run inside a transaction block' USING ERRCODE = 'active_sql_transaction',
+				HINT = 'Call it without BEGIN, and not from a function or a block with EXCEPTION; or use idem_cleanup().';
+		END IF;
+	END;
 	WHILE more LOOP
 		SELECT step.more, step.next_start INTO more, start
 		FROM @extschema@.idem_cleanup_step(batch_size, start, expired_before) AS step;

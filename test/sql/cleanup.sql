@@ -127,6 +127,12 @@ BEGIN
 	RAISE NOTICE '% left, %', (SELECT count(*) FROM idem_claims), idem_claim('u', 'after');
 END $$;
 CALL clean_and_claim();
+CREATE FUNCTION clean() RETURNS void LANGUAGE plpgsql AS 'BEGIN CALL idem_cleanup_all(); END';
+SELECT clean();
+\echo :SQLSTATE
+DO 'BEGIN CALL idem_cleanup_all(); EXCEPTION WHEN division_by_zero THEN END';
+\echo :SQLSTATE
+DROP FUNCTION clean;
 DROP PROCEDURE clean_and_claim;
 
 -- One step of it: no claim is removed before it expires, whatever cutoff the caller gives.

@@ -115,7 +115,7 @@ fails_with(
 	'BEGIN READ ONLY; SELECT idem_cleanup()',
 	qr/25006: /, 'idem_cleanup() does not run in a read-only transaction');
 fails_with('BEGIN; CALL idem_cleanup_all()',
-	qr/2D000: /, 'idem_cleanup_all() cannot run inside a transaction block');
+	qr/25001: .*HINT:.*idem_cleanup\(\)/s, 'idem_cleanup_all() cannot run inside a transaction block');
 
 # ----- the age of the oldest expired claim -----
 
