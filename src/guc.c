@@ -32,6 +32,22 @@ static const struct config_enum_entry claimable_scopes[] = {
 	{NULL, 0, false}
 };
 
+/* Where the library is not preloaded, the setting can have got any text before.  The server
+ * would warn, and take the default, which allows more than the operator meant. */
+static void
+require_valid_scopes(void)
+{
+	const char *value = GetConfigOption("idem.scopes", true, false);
+
+	if (value != NULL && pg_strcasecmp(value, "any") != 0 &&
+		pg_strcasecmp(value, "declared") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("invalid value for parameter \"%s\": \"%s\"",
+						"idem.scopes", value),
+				 errhint("Available values: any, declared. Correct it where it was set: for the database or the role, or in postgresql.conf.")));
+}
+
 static bool
 check_databases(char **newval, void **extra, GucSource source)
 {
@@ -47,6 +63,9 @@ check_databases(char **newval, void **extra, GucSource source)
 void
 idem_define_settings(void)
 {
+	/* Before all others: a setting cannot be defined again by the next attempt to load. */
+	require_valid_scopes();
+
 	DefineCustomIntVariable("idem.ttl",
 							"Retention: how long a claim is remembered at least.",
 							"For scopes without a ttl of their own in idem_scopes.",

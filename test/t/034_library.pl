@@ -89,6 +89,19 @@ set_version($own);
 is($node->safe_psql('postgres', "SELECT idem_claim('u', 'r')"),
 	't', 'and its own version is served');
 
+# Where the library is not preloaded, a wrong value is not taken for the default, any.
+$node->safe_psql('postgres', "ALTER DATABASE postgres SET idem.scopes = 'declard'");
+my $misspelt = Client->new($node);
+is($misspelt->ask("SELECT idem_claim('u', 'misspelt')"), 'ERROR:  22023', 'a misspelt idem.scopes is refused') for 1, 2;
+$misspelt->quit;
+$err = error_of("SELECT idem_claim('u', 'misspelt')");
+like($err, qr/invalid value for parameter "idem.scopes": "declard"\n.*HINT: +Available values: any, declared/, 'with what to do');
+is($node->safe_psql('postgres', "SET idem.scopes = 'ANY'; SELECT idem_status('u', 'misspelt') IS NULL"), 't', 'and nothing was claimed');
+$node->safe_psql('postgres', "ALTER DATABASE postgres SET idem.scopes = 'declared'");
+$err = error_of("SELECT idem_claim('u', 'misspelt')");
+like($err, qr/scope "" is not declared/, 'the right value acts');
+$node->safe_psql('postgres', 'ALTER DATABASE postgres RESET idem.scopes');
+
 # A session has looked at the version already when an update declares a function with another
 # result. The library must not fill in a row of a shape that it does not know.
 my $session = Client->new($node);
