@@ -2139,6 +2139,11 @@ BEGIN
 			PERFORM @extschema@.idem__raise_outcome(outcome, key);
 		END IF;
 	END IF;
+	IF outcome = 'completed' AND fingerprint::text = current_setting('idem_call.fingerprint', true)
+		AND @extschema@.idem__is_open(@extschema@.idem__held_text(@extschema@.idem__key_of(user_id, request_id, scope))) THEN
+		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
+			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', @extschema@.idem__key_of(user_id, request_id, scope));
+	END IF;
 	RETURN outcome = 'claimed';
 END
 $$;
@@ -3476,7 +3481,7 @@ BEGIN
 				ELSE 'Use a read-write transaction, the one that does the work.' END;
 	END IF;
 	fingerprint := @extschema@.idem_fingerprint(identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(arguments));
-	-- idem_claim() knows this call by its fingerprint, for the hint of a mismatch.
+	-- idem_claim() knows this call by its fingerprint, for its own errors.
 	PERFORM pg_catalog.set_config('idem_call.fingerprint', fingerprint::pg_catalog.text, true);
 	IF NOT @extschema@.idem_claim(user_id, request_id, scope, fingerprint, wait) THEN
 		RETURN @extschema@.idem_result();

@@ -98,6 +98,14 @@ idem_call(PG_FUNCTION_ARGS)
 	idem_claim_one(&call, COMMAND, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
 		idem_raise_outcome_of_call(answer.outcome, &call.key, &answer.blocker);
+	/* Otherwise a function that calls itself would be recorded as executed. */
+	if (answer.outcome == IDEM_COMPLETED && idem_held_is_unsettled(&call.key))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: this transaction has claimed the request already, and not settled it",
+						COMMAND),
+				 idem_errdetail_key(&call.key),
+				 errhint("Do not claim the request before the call. The function that it runs must use another scope for calls of its own.")));
 	result = answer.outcome == IDEM_COMPLETED ? answer.result :
 		finish(&call.key, idem_target_run(&target, arguments));
 	if (result == NULL)

@@ -320,13 +320,26 @@ SELECT idem_call('u', 'inside', 'fails(jsonb)', '{"error": 2}');
 RELEASE s;
 SELECT idem_status(), idem_result();
 COMMIT;
--- A call of the same request from within is a second claim: completed, with what is stored
--- so far.
+-- A call of the same request from within, or after a claim that is not settled, is an error:
+-- it has no result yet.
 CREATE FUNCTION recursive(depth int) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	RETURN jsonb_build_object('inner', idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), 'status', idem_status());
 END $$;
 SELECT idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), idem_status();
+\echo :SQLSTATE
+SELECT idem_status('u', 'recursive');
+BEGIN;
+SELECT idem_claim('u', 'by hand');
+SELECT idem_claim('u', 'another');
+SAVEPOINT s;
+SELECT idem_call('u', 'by hand', 'one_out()');
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idem_complete('u', 'by hand', '"settled"');
+SELECT idem_call('u', 'by hand', 'one_out()');
+SELECT idem_complete('"another"');
+ROLLBACK;
 CREATE FUNCTION deeper(depth int) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	RETURN idem_call('u', 'deeper', 'deeper(int)', jsonb_build_object('depth', depth + 1));
