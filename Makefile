@@ -30,46 +30,47 @@ DATA_built = sql/idem_portable--1.0.sql
 EXTRA_CLEAN = sql/idem-portable-plain.sql dist
 OBJS = \
 	src/idem.o \
-	src/start_worker.o \
-	src/launcher.o \
-	src/worker.o \
-	src/rescan.o \
-	src/cleanup_sql.o \
-	src/cleanup.o \
-	src/call.o \
-	src/target.o \
-	src/sink.o \
-	src/batch.o \
-	src/claim_support.o \
-	src/claim.o \
-	src/lease.o \
-	src/settle.o \
-	src/forget.o \
-	src/holder.o \
-	src/lookup.o \
-	src/unsettled_sql.o \
-	src/outcome.o \
-	src/blocker.o \
-	src/held.o \
-	src/wait.o \
-	src/waiters.o \
-	src/store_open.o \
-	src/store.o \
-	src/expiry.o \
-	src/unsettled.o \
-	src/policy.o \
-	src/relation_lock.o \
-	src/scopes.o \
-	src/key.o \
-	src/interval.o \
-	src/stats_sql.o \
-	src/backlog.o \
-	src/stats.o \
-	src/shared.o \
-	src/scope_stats.o \
-	src/catalog.o \
+	src/clean/start_worker.o \
+	src/clean/launcher.o \
+	src/clean/worker.o \
+	src/clean/schedule.o \
+	src/clean/sql.o \
+	src/clean/batch.o \
+	src/protocol/call.o \
+	src/protocol/target.o \
+	src/protocol/sink.o \
+	src/protocol/many.o \
+	src/protocol/claim_support.o \
+	src/protocol/claim.o \
+	src/protocol/lease.o \
+	src/protocol/settle.o \
+	src/protocol/forget.o \
+	src/protocol/holder.o \
+	src/protocol/lookup.o \
+	src/protocol/lists.o \
+	src/protocol/raise.o \
+	src/protocol/blocker.o \
+	src/session/held.o \
+	src/session/wait.o \
+	src/session/waiters.o \
+	src/store/open.o \
+	src/store/rows.o \
+	src/store/expiry.o \
+	src/store/unsettled.o \
+	src/store/policy.o \
+	src/store/relation_lock.o \
+	src/store/scopes.o \
+	src/store/key.o \
+	src/store/interval.o \
+	src/shared/stats_sql.o \
+	src/clean/backlog.o \
+	src/shared/stats.o \
+	src/shared/memory.o \
+	src/shared/scope_stats.o \
+	src/store/catalog.o \
 	src/guc.o
 
+PG_CPPFLAGS = -I$(srcdir)/src
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
 	-Wno-missing-field-initializers
 # The server was configured for gcc. clang does not know all of these options, nor gnu_printf.
@@ -128,7 +129,7 @@ include $(PGXS)
 # Not PROVE_FLAGS: that is the user's, and PGXS empties it.
 PG_PROVE_FLAGS += -I test/lib
 
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 
 # The script of the extension is the file for psql without the commands of psql.
 WITHOUT_PSQL = sed -e '/^\\/d' -e '/-- psql only$$/d' sql/idem-portable.sql

@@ -4,7 +4,7 @@
  *	  also the launcher of the cleanup workers.
  *
  * Without preload no launcher starts by itself; and before PostgreSQL 17, there is no shared
- * memory (shared.c).
+ * memory (shared/memory.c).
  */
 #include "postgres.h"
 
@@ -13,14 +13,14 @@
 
 #include "compat.h"
 #include "guc.h"
-#include "held.h"
-#include "launcher.h"
-#include "policy.h"
-#include "shared.h"
-#include "stats.h"
-#include "store.h"
-#include "wait.h"
-#include "waiters.h"
+#include "clean/launcher.h"
+#include "session/held.h"
+#include "session/wait.h"
+#include "session/waiters.h"
+#include "shared/memory.h"
+#include "shared/stats.h"
+#include "store/policy.h"
+#include "store/store.h"
 
 IDEM_MODULE_MAGIC("idem", "1.0.0");
 

@@ -1,21 +1,34 @@
 /*
  * outcome.h
- *	  What a claim call raises for each outcome.
+ *	  What a request can be, and what a claim can be answered.
  */
 #ifndef IDEM_OUTCOME_H
 #define IDEM_OUTCOME_H
 
-#include "blocker.h"
-#include "catalog.h"
-#include "key.h"
+/* Labels of the type idem_state, in its order */
+typedef enum IdemState
+{
+	IDEM_STATE_IN_PROGRESS,
+	IDEM_STATE_COMPLETED,
+	IDEM_STATE_FAILED
+} IdemState;
 
-/* Raises the outcome; not for claimed, completed and invalid, which no call raises. */
-extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-							   const IdemBlocker *blocker);
+#define IDEM_STATE_COUNT	(IDEM_STATE_FAILED + 1)
 
-/* The same for idem_call(), where the hint of a mismatch is another one. */
-extern void idem_raise_outcome_of_call(IdemOutcome outcome,
-									   const IdemKey *key,
-									   const IdemBlocker *blocker);
+/* Labels of the type idem_outcome, in its order */
+typedef enum IdemOutcome
+{
+	IDEM_CLAIMED,
+	IDEM_COMPLETED,
+	IDEM_FAILED,
+	IDEM_IN_PROGRESS,
+	IDEM_TIMED_OUT,
+	IDEM_UNKNOWN,
+	IDEM_MISMATCH,
+	IDEM_STALE,
+	IDEM_INVALID
+} IdemOutcome;
+
+#define IDEM_OUTCOME_COUNT	(IDEM_INVALID + 1)
 
 #endif							/* IDEM_OUTCOME_H */

@@ -16,7 +16,7 @@ my ($compiler, $headers) =
   map { my $answer = `pg_config $_`; chomp $answer; $answer } '--cc', '--includedir-server';
 
 is(system("$compiler -O1 -Wall -I '$headers' -I src -o '$program' test/t/015_rescan.c"),
-	0, 'compiled with src/rescan.c');
+	0, 'compiled with src/clean/schedule.c');
 my ($out, $err);
 my $done = IPC::Run::run([ $program, $seed, 200 ], '>', \$out, '2>', \$err);
 ok($done, "200 databases from seed $seed on") or diag($out . $err);

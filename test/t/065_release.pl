@@ -40,7 +40,7 @@ for my $case (
 	[ 'CHANGELOG.md', qr/PostgreSQL \d+ to \d+/, 'PostgreSQL', qr/CHANGELOG\.md does not say which/ ],
 	[ 'idem.control', qr/default_version = '1/, q{default_version = '9}, qr/version of the SQL objects: idem\.control has 9/ ],
 	[ 'idem_portable.control', qr/default_version = '1/, q{default_version = '9}, qr/idem_portable\.control has 9/ ],
-	[ 'src/catalog.c', qr/SQL_VERSION_NEWEST "1/, 'SQL_VERSION_NEWEST "9', qr/SQL_VERSION_NEWEST has 9/ ],
+	[ 'src/store/catalog.c', qr/SQL_VERSION_NEWEST "1/, 'SQL_VERSION_NEWEST "9', qr/SQL_VERSION_NEWEST has 9/ ],
 	[ 'Makefile', qr/sql\/idem--\d\S*/, '', qr/Makefile does not name sql\/idem--/ ],
 	[ 'packaging/debian/changelog', qr/\Aidem \(1/, 'idem (9', qr/debian\/changelog has 9/ ],
 	[ 'packaging/debian/pgversions', qr/^15/m, '14', qr/pgversions has 14\+/ ],

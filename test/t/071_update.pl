@@ -81,13 +81,13 @@ write_file("$tree/sql/idem--0.9--1.0.sql", $update);
 sub install
 {
 	my ($oldest, $newest) = @_;
-	my $catalog = slurp_file("$tree/src/catalog.c");
+	my $catalog = slurp_file("$tree/src/store/catalog.c");
 	my $control = slurp_file("$tree/idem.control");
 
 	$catalog =~ s/(?<=#define SQL_VERSION_OLDEST ).*/"$oldest"/ or die;
 	$catalog =~ s/(?<=#define SQL_VERSION_NEWEST ).*/"$newest"/ or die;
 	$control =~ s/(?<=default_version = ).*/'$newest'/ or die;
-	write_file("$tree/src/catalog.c", $catalog);
+	write_file("$tree/src/store/catalog.c", $catalog);
 	write_file("$tree/idem.control", $control);
 	$server->install($tree, 'DATA="sql/idem--0.9.sql' . ($newest eq '1.0' ? ' sql/idem--1.0.sql sql/idem--0.9--1.0.sql"' : '"'));
 	return;

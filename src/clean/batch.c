@@ -1,0 +1,271 @@
+/*
+ * batch.c
+ *	  One bounded batch of removing expired claims, in the caller's transaction.
+ *
+ * A batch reads the claims in the order of expires_at, from a low-water mark to the first
+ * row that has not expired, which tells when there will be something to remove again.  It
+ * skips a row that another transaction has locked or changed, so any number of workers and
+ * sessions may clean at the same time.  The semantics are DELETE ... FOR UPDATE SKIP LOCKED.
+ *
+ * On its way a batch passes dead entries: index entries of rows that were removed.  While
+ * somebody holds an old snapshot, neither VACUUM nor the index scan can remove them, and
+ * their number has no limit.  The worker therefore bounds how many one batch passes
+ * (dead_max), and continues in the next batch (clean/schedule.c).
+ *
+ * Locks: RowExclusiveLock on the table and its indexes until the transaction ends, as for
+ * any DML; see the store.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+
+#include "clean/batch.h"
+#include "session/wait.h"
+#include "store/catalog.h"
+#include "store/expiry.h"
+#include "store/policy.h"
+
+/* A batch removes rows for so long at most, and ends where the next second begins if it has
+ * found nothing to remove for so long: so it does not hold back VACUUM, or DDL, for long. */
+#define BATCH_DURATION_MAX_US	INT64CONST(1000000)
+
+/* How often the caller is asked whether to go on */
+#define STOP_INTERVAL_US		INT64CONST(250000)
+
+/* How often a batch reads the clock: a row can be slow to read, a dead entry is not. */
+#define ROWS_PER_CLOCK_CHECK	16
+#define DEAD_PER_CLOCK_CHECK	1024
+
+/* When a batch has to end */
+typedef struct BatchBounds
+{
+	const IdemCleanupOrder *order;
+	int64		pass_end_us;	/* on the monotonic clock; 0: not started */
+	int64		removal_end_us; /* the same */
+	int64		next_stop_us;
+	uint32		rows_seen;
+	bool		passing_is_over;
+	TimestampTz row_expires_at; /* of the latest row */
+	TimestampTz expires_at;		/* of the latest entry, dead or not */
+	int64		rows_unknown;	/* of entries that expire before it */
+} BatchBounds;
+
+static bool
+must_stop(BatchBounds *bounds, int64 now_us)
+{
+	if (bounds->order->stop == NULL || now_us < bounds->next_stop_us)
+		return false;
+	bounds->next_stop_us = now_us + STOP_INTERVAL_US;
+	return bounds->order->stop();
+}
+
+/*
+ * Asked for every row that the batch finds.  There are two limits of time.
+ *
+ * One is for a batch that has removed nothing.  It starts with the first row: even if the batch
+ * had to pass many dead entries before it, it gets something done.  It ends the batch only where
+ * the next second of expires_at begins, because the next batch starts at a time.  If an
+ * unfinished second had more rows that stay than a batch can pass, no batch would get beyond
+ * them.
+ *
+ * The other starts with the first removal, and ends the batch anywhere: the next batch meets
+ * fewer rows.
+ */
+static bool
+is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
+{
+	bool		removes = rows_deleted > 0;
+
+	if (rows_deleted >= bounds->order->rows_max)
+		return true;
+	if (bounds->rows_seen++ % ROWS_PER_CLOCK_CHECK == 0 ||
+		(removes && bounds->removal_end_us == 0))
+	{
+		int64		now_us = idem_monotonic_us();
+
+		if (bounds->pass_end_us == 0)
+			bounds->pass_end_us = now_us + BATCH_DURATION_MAX_US;
+		if (removes && bounds->removal_end_us == 0)
+			bounds->removal_end_us = now_us + BATCH_DURATION_MAX_US;
+		bounds->passing_is_over = now_us >= bounds->pass_end_us;
+		if ((removes && now_us >= bounds->removal_end_us) ||
+			must_stop(bounds, now_us))
+			return true;
+	}
+	return bounds->passing_is_over && !removes && begins_second &&
+		!bounds->order->pass_all;
+}
+
+/*
+ * Asked for every dead entry.  dead_max ends the batch only where the next second begins: the
+ * next batch starts at a time, and would pass the entries of an unfinished second again.
+ */
+static bool
+is_at_dead_bounds(BatchBounds *bounds, const IdemCleanupBatch *batch,
+				  TimestampTz expires_at)
+{
+	int			dead_max = bounds->order->dead_max;
+
+	if (dead_max > 0 && batch->dead_entries >= dead_max &&
+		expires_at > bounds->expires_at)
+		return true;
+	return batch->dead_entries % DEAD_PER_CLOCK_CHECK == 0 &&
+		must_stop(bounds, idem_monotonic_us());
+}
+
+/* The rows come in order, so the first one that stays is the oldest. */
+static void
+note_row_that_stays(IdemCleanupBatch *batch, TimestampTz expires_at)
+{
+	if (batch->report.oldest_expires_at == DT_NOEND)
+		batch->report.oldest_expires_at = expires_at;
+}
+
+/*
+ * Nobody knows whether this request was executed, and by the scope's policy somebody has to
+ * find out.  Until then the row stays; it is not backlog.
+ *
+ * Keeps the lock of the scopes until the transaction ends: released after each row, it could be
+ * waited for at each of them.
+ */
+static bool
+is_kept_as_unknown(const IdemExpiring *row)
+{
+	if (row->state != IDEM_STATE_IN_PROGRESS)
+		return false;
+	LockRelationOid(idem_catalog()->scopes, AccessShareLock);
+	return idem_policy(row->scope).lapsed_unknown;
+}
+
+static bool
+is_live(const IdemExpiring *row, TimestampTz now)
+{
+	return row->state == IDEM_STATE_IN_PROGRESS && row->lease_until > now;
+}
+
+/*
+ * Whether the row, at which the batch ends by its bounds, is one that the next batch can remove.
+ * Where a batch has removed nothing, and has skipped rows, this one is probably locked as well.
+ * Called backlog, locked rows would be looked at without a pause until they are free.
+ */
+static bool
+is_backlog(const IdemCleanupBatch *batch, const IdemExpiring *row, TimestampTz now)
+{
+	return !is_kept_as_unknown(row) && !is_live(row, now) &&
+		(batch->report.rows_deleted > 0 || batch->rows_skipped == 0);
+}
+
+/* The next batch starts at the second in which this one ends, and counts the unknown rows of
+ * that second. */
+static void
+note_entry(BatchBounds *bounds, const IdemCleanupBatch *batch,
+		   TimestampTz expires_at)
+{
+	Assert(expires_at >= bounds->expires_at);
+	if (expires_at > bounds->expires_at)
+		bounds->rows_unknown = batch->rows_unknown;
+	bounds->expires_at = expires_at;
+}
+
+/* The bounds end the batch at this row or entry, which has expired: there can be more. */
+static void
+end_at(IdemCleanupBatch *batch, const BatchBounds *bounds, const IdemExpiring *row)
+{
+	batch->report.more = true;
+	batch->report.backlog = !row->dead &&
+		is_backlog(batch, row, bounds->order->expired_before);
+	if (batch->report.backlog)
+		note_row_that_stays(batch, row->expires_at);
+	else
+		batch->report.end = row->expires_at;
+	batch->next_start = row->expires_at;
+	batch->rows_unknown = bounds->rows_unknown;
+}
+
+static void
+clean_row(IdemExpiryScan *scan, const IdemExpiring *row, TimestampTz now,
+		  IdemCleanupBatch *batch)
+{
+	if (is_kept_as_unknown(row))
+		batch->rows_unknown++;
+	else if (!is_live(row, now) && idem_store_expiry_scan_delete(scan))
+		batch->report.rows_deleted++;
+	else
+	{
+		batch->rows_skipped++;
+		note_row_that_stays(batch, row->expires_at);
+	}
+}
+
+static void
+scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
+{
+	const IdemCleanupOrder *order = bounds->order;
+	IdemExpiring row;
+
+	while (idem_store_expiry_scan_next(scan, &row) &&
+		   row.expires_at < order->end)
+	{
+		bool		has_expired = row.expires_at <= order->expired_before;
+		bool		begins_second = row.expires_at > bounds->row_expires_at;
+		bool		is_over = row.dead &&
+			is_at_dead_bounds(bounds, batch, row.expires_at);
+
+		CHECK_FOR_INTERRUPTS();
+
+		if (row.dead && !is_over)
+		{
+			batch->dead_entries++;
+			note_entry(bounds, batch, row.expires_at);
+			continue;
+		}
+		if (!has_expired)
+		{
+			/* A dead entry counts too: what follows it cannot have expired earlier, so its
+			 * time is early enough for the next look. */
+			note_row_that_stays(batch, row.expires_at);
+			break;
+		}
+		note_entry(bounds, batch, row.expires_at);
+		if (is_over ||
+			is_at_bounds(bounds, batch->report.rows_deleted, begins_second))
+		{
+			end_at(batch, bounds, &row);
+			return;
+		}
+		bounds->row_expires_at = row.expires_at;
+		clean_row(scan, &row, order->expired_before, batch);
+	}
+	/* Not beyond expired_before: a row that is claimed now can expire earlier than the row
+	 * at which the scan ended. */
+	batch->next_start = Max(order->start,
+							Min(order->end, order->expired_before));
+}
+
+void
+idem_cleanup_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
+{
+	BatchBounds bounds = {
+		.order = order,
+		.row_expires_at = order->start,
+		.expires_at = order->start
+	};
+	IdemExpiryScan *scan;
+
+	Assert(IsTransactionState());
+	Assert(order->rows_max > 0);
+
+	memset(batch, 0, sizeof(IdemCleanupBatch));
+	batch->report.start = order->start;
+	batch->report.end = order->end;
+	batch->report.oldest_expires_at = DT_NOEND;
+
+	scan = idem_store_expiry_scan_begin(order->start);
+	scan_batch(scan, &bounds, batch);
+	idem_store_expiry_scan_end(scan);
+
+	Assert(batch->next_start >= order->start);
+	Assert(batch->report.backlog <= batch->report.more);
+}

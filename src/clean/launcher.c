@@ -1,0 +1,706 @@
+/*
+ * launcher.c
+ *	  Which database is due for cleaning, and starting its worker.
+ *
+ * The launcher has no database of its own.  It reads the shared catalogs only, so it blocks
+ * neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.  It starts a short-lived worker
+ * for a database in which something is to be done: at most one for a database, and
+ * WORKERS_MAX in all.  An idle database has no connection of ours.
+ *
+ * A database is due
+ *	- when the launcher has started, and after a reload;
+ *	- when its earliest known expiry has passed, or a batch left expired rows behind, and
+ *	  idem.cleanup_interval has passed since its latest worker started;
+ *	- LOOK_INTERVAL after its latest worker started: nobody announces rows that were
+ *	  restored, replicated, prepared, or written by a superuser.
+ * After failures the interval doubles with each of them.  If several databases are due, the
+ * one whose worker started longest ago, or failed, comes first.
+ *
+ * What the launcher knows of a database (LauncherDatabase) is lost when the launcher is
+ * restarted; it then starts one worker for each database.  It sees workers of a former
+ * launcher by their pid in shared memory (stats.c).  That pid also keeps a second worker out
+ * of a database if the launcher is wrong.
+ *
+ * A server that preloads the library starts the launcher, which cares for all databases.
+ * Elsewhere idem_start_worker() starts it (start_worker.c).  It then cares for the databases in
+ * which that function was called, and ends when none of them is left: each was dropped, or has
+ * lost the extension.  There is one such launcher in a server, so idem takes no more worker
+ * slots than with preload, however many databases are started.
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "nodes/value.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+#include "compat.h"
+#include "guc.h"
+#include "clean/launcher.h"
+#include "clean/worker.h"
+#include "shared/memory.h"
+#include "shared/stats.h"
+
+#define MILLISECONDS(ms) ((int64) (ms) * 1000)	/* as a TimestampTz counts */
+#define SECONDS(s) ((int64) (s) * USECS_PER_SEC)
+
+/* Workers at the same time: more would compete with the transactions that claim. */
+#define WORKERS_MAX 3
+
+/* Restart of a launcher that ended, seconds */
+#define LAUNCHER_RESTART_S 5
+
+/* A worker looks at a database this often even if nobody announced an expiry. */
+#define LOOK_INTERVAL SECONDS(60)
+
+/* Longest pause after a worker could not be started */
+#define RETRY_INTERVAL_MAX SECONDS(10)
+
+/* "No background worker slot is free" is logged this often at most.  That no worker could work in
+ * a database is reported once it has lasted for so long, and again after as long. */
+#define REPORT_INTERVAL SECONDS(60)
+
+/* Longest pause after failures */
+#define BACKOFF_MAX SECONDS(300)
+
+/* What the launcher knows of a database */
+typedef struct LauncherDatabase
+{
+	Oid			oid;			/* hash key */
+	NameData	name;
+	bool		listed;			/* it exists, accepts connections, and idem.databases
+								 * includes it */
+	bool		looked_at;		/* a worker was started since the launcher
+								 * started, and since the latest reload */
+	TimestampTz started_at;		/* latest worker; if it failed: when it ended */
+	TimestampTz retry_at;		/* try to start a worker not before this */
+	int			failures;		/* in a row */
+	const char *refusal;		/* why no worker could work; NULL: the latest could, or
+								 * has published its error */
+	TimestampTz refused_at;		/* since then */
+	uint64		runs_before;	/* regular ends before the latest worker */
+	BackgroundWorkerHandle *handle; /* running worker, or NULL */
+} LauncherDatabase;
+
+/* Lives as long as the launcher; the hash table and the handles are in it. */
+static MemoryContext launcher_context = NULL;
+static HTAB *databases = NULL;
+
+/* idem.databases as of the latest reload, in a context that each reload resets */
+static MemoryContext wanted_context = NULL;
+static List *wanted_names = NIL;
+static bool wanted_names_checked;	/* each names a database, or was reported */
+
+/* The library is preloaded. */
+static bool cares_for_all = false;
+
+static int	running_workers = 0;
+static TimestampTz no_slot_reported_at = DT_NOBEGIN;
+
+PG_FUNCTION_INFO_V1(idem_stat_cleaning);
+
+static void
+init_background_worker(BackgroundWorker *worker, const char *function,
+					   const char *type, int restart_time)
+{
+	memset(worker, 0, sizeof(BackgroundWorker));
+	worker->bgw_flags = BGWORKER_SHMEM_ACCESS |
+		BGWORKER_BACKEND_DATABASE_CONNECTION;
+	/* On a standby: after its promotion. */
+	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker->bgw_restart_time = restart_time;
+	strlcpy(worker->bgw_library_name, "idem", BGW_MAXLEN);
+	strlcpy(worker->bgw_function_name, function, BGW_MAXLEN);
+	strlcpy(worker->bgw_name, type, BGW_MAXLEN);
+	strlcpy(worker->bgw_type, type, BGW_MAXLEN);
+}
+
+static void
+init_launcher_worker(BackgroundWorker *worker)
+{
+	init_background_worker(worker, "idem_launcher_main", "idem launcher",
+						   LAUNCHER_RESTART_S);
+}
+
+void
+idem_launcher_register(void)
+{
+	BackgroundWorker worker;
+
+	init_launcher_worker(&worker);
+	RegisterBackgroundWorker(&worker);
+}
+
+bool
+idem_launcher_start(BackgroundWorkerHandle **handle)
+{
+	BackgroundWorker worker;
+
+	init_launcher_worker(&worker);
+	worker.bgw_notify_pid = MyProcPid;
+	return RegisterDynamicBackgroundWorker(&worker, handle);
+}
+
+/* ----- its databases ----- */
+
+bool
+idem_launcher_names_database(void)
+{
+	List	   *names;
+	ListCell   *lc;
+	bool		is_named;
+
+	/* It was checked when it was set. */
+	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &names);
+	is_named = names == NIL;
+	foreach(lc, names)
+		is_named = is_named ||
+			strcmp(lfirst(lc), get_database_name(MyDatabaseId)) == 0;
+	return is_named;
+}
+
+/*
+ * idem_stat_cleaning(): whether workers clean this database, and why not, for the views and
+ * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
+ * reload, and nothing of what the launcher knows.
+ */
+Datum
+idem_stat_cleaning(PG_FUNCTION_ARGS)
+{
+	const char *refusal = NULL;
+	bool		is_shared = idem_shared_use();
+
+	if (!is_shared)
+		refusal = "idem is not in shared_preload_libraries";
+	else if (RecoveryInProgress())
+		refusal = "this server is a standby, and the primary cleans";
+	else if (!idem_launcher_names_database())
+		refusal = "idem.databases does not name it";
+	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
+		PG_RETURN_TEXT_P(cstring_to_text("worker"));
+	else if (idem_stats_is_started(MyDatabaseId))
+		PG_RETURN_TEXT_P(cstring_to_text("worker, until the server stops"));
+	else
+		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("no worker for this database: %s",
+											  refusal)));
+}
+
+/* Reads idem.databases, which was checked when it was set. */
+static void
+read_wanted_names(void)
+{
+	MemoryContext old_context;
+
+	MemoryContextReset(wanted_context);
+	old_context = MemoryContextSwitchTo(wanted_context);
+	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &wanted_names);
+	MemoryContextSwitchTo(old_context);
+	wanted_names_checked = false;
+}
+
+/*
+ * A misspelt name would leave a database uncleaned without a word.  Reported once after a start
+ * or a reload, because the database may be created later.  existing has the names of all
+ * databases: a look into the index of pg_database fails in a process without a database, until
+ * the server has written its relation cache file.
+ */
+static void
+report_missing_names(const List *existing)
+{
+	ListCell   *lc;
+
+	foreach(lc, wanted_names)
+		if (!list_member(existing, makeString(lfirst(lc))))
+			ereport(WARNING,
+					(errcode(ERRCODE_UNDEFINED_DATABASE),
+					 errmsg("database \"%s\", which idem.databases names, does not exist",
+							(char *) lfirst(lc)),
+					 errdetail("Expired claims are removed there once it exists, and in no database that idem.databases does not name.")));
+	wanted_names_checked = true;
+}
+
+static bool
+is_wanted(const char *name)
+{
+	ListCell   *lc;
+
+	foreach(lc, wanted_names)
+		if (strcmp(lfirst(lc), name) == 0)
+			return true;
+	return wanted_names == NIL;
+}
+
+static void
+list_database(Form_pg_database form)
+{
+	LauncherDatabase *db;
+	bool		found;
+
+	if (!form->datallowconn || database_is_invalid_form(form) ||
+		!is_wanted(NameStr(form->datname)))
+		return;
+	if (!cares_for_all && !idem_stats_is_started(form->oid))
+		return;
+
+	db = hash_search(databases, &form->oid, HASH_ENTER, &found);
+	if (!found)
+		*db = (LauncherDatabase) {
+			.oid = form->oid,
+			.started_at = DT_NOBEGIN,
+			.retry_at = DT_NOBEGIN
+		};
+	db->name = form->datname;
+	db->listed = true;
+}
+
+static void
+unlist_databases(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		db->listed = false;
+}
+
+static void
+remove_unlisted_databases(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		if (!db->listed && db->handle == NULL)
+			hash_search(databases, &db->oid, HASH_REMOVE, NULL);
+}
+
+/*
+ * Reads pg_database.  The list of databases that have statistics is read first: one that is
+ * missing from a later snapshot was dropped.  In the other order, a database that is created
+ * meanwhile could have statistics and be missing from the snapshot.
+ */
+static void
+refresh_databases(void)
+{
+	List	   *counted = idem_stats_get_databases();
+	List	   *existing = NIL;
+	List	   *names = NIL;
+	Relation	rel = table_open(DatabaseRelationId, AccessShareLock);
+	TableScanDesc scan = table_beginscan_catalog(rel, 0, NULL);
+	HeapTuple	tuple;
+	ListCell   *lc;
+
+	unlist_databases();
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+
+		existing = lappend_oid(existing, form->oid);
+		names = lappend(names, makeString(pstrdup(NameStr(form->datname))));
+		list_database(form);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+
+	remove_unlisted_databases();
+	if (!wanted_names_checked)
+		report_missing_names(names);
+	foreach(lc, counted)
+		if (!list_member_oid(existing, lfirst_oid(lc)))
+			idem_stats_forget_database(lfirst_oid(lc));
+}
+
+/* ----- its workers ----- */
+
+static void
+note_refusal(LauncherDatabase *db, const char *reason, TimestampTz now)
+{
+	if (db->refusal == NULL)
+		db->refused_at = now;
+	db->refusal = reason;
+}
+
+/* For a moment it is normal: while the database is copied, say.  If it lasts, it counts as an
+ * error of the worker. */
+static void
+report_refusal(const LauncherDatabase *db, TimestampTz now)
+{
+	IdemCleanupStats stats;
+	char	   *message;
+
+	/* No statistics: nobody has used the extension in this database. */
+	if (!idem_stats_read_database(db->oid, &stats) ||
+		Max(db->refused_at, stats.last_error_at) > now - REPORT_INTERVAL)
+		return;
+	message = psprintf("no worker could clean database \"%s\" since %s: %s",
+					   NameStr(db->name), timestamptz_to_str(db->refused_at),
+					   db->refusal);
+	(void) idem_stats_publish_error(db->oid, message);
+	ereport(WARNING,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg_internal("%s", message),
+			 errdetail("It is tried again; expired claims stay until then."),
+			 errhint("If a lock is in the way, pg_locks shows who has it, or waits for it: that of the database, of idem_claims or of idem_scopes.")));
+}
+
+static void
+note_worker_ended(LauncherDatabase *db, TimestampTz now)
+{
+	IdemCleanupStats stats;
+
+	Assert(db->handle != NULL);
+	Assert(running_workers > 0);
+	pfree(db->handle);
+	db->handle = NULL;
+	running_workers--;
+
+	/* Without statistics of the database we cannot know: assume success. */
+	if (idem_stats_read_database(db->oid, &stats) &&
+		stats.runs == db->runs_before)
+	{
+		db->failures++;
+		if (stats.last_error_at < db->started_at)
+			note_refusal(db, "its workers find locks in the way, or cannot connect", now);
+		else
+			db->refusal = NULL;
+		db->started_at = now;
+	}
+	else
+	{
+		db->failures = 0;
+		db->refusal = NULL;
+	}
+}
+
+static void
+reap_workers(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+	pid_t		pid;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		if (db->handle != NULL &&
+			GetBackgroundWorkerPid(db->handle, &pid) == BGWH_STOPPED)
+			note_worker_ended(db, now);
+		if (db->refusal != NULL)
+			report_refusal(db, now);
+	}
+}
+
+/* Pause between the starts of two workers in a database */
+static int64
+start_interval(const LauncherDatabase *db, bool backlog)
+{
+	int64		interval = MILLISECONDS(idem_cleanup_interval);
+
+	if (db->failures > 0)
+		return Max(interval,
+				   Min(interval << Min(db->failures - 1, 16), BACKOFF_MAX));
+	/* A worker leaves backlog behind only to make room for other databases. */
+	if (backlog)
+		return Min(interval, IDEM_RUN_DURATION_MAX);
+	return interval;
+}
+
+static int64
+retry_interval(void)
+{
+	return Min(MILLISECONDS(idem_cleanup_interval), RETRY_INTERVAL_MAX);
+}
+
+/* When to start a worker; DT_NOEND while one runs. */
+static TimestampTz
+due_at(const LauncherDatabase *db)
+{
+	IdemCleanupStats stats;
+	TimestampTz due;
+	TimestampTz not_before;
+
+	if (db->handle != NULL || !db->listed)
+		return DT_NOEND;
+	if (!db->looked_at)
+		return db->retry_at;
+
+	(void) idem_stats_read_database(db->oid, &stats);
+	not_before = db->started_at + start_interval(db, stats.backlog);
+	due = db->started_at + Max(LOOK_INTERVAL,
+							   MILLISECONDS(idem_cleanup_interval));
+	due = Min(due, stats.oldest);
+	if (stats.backlog || db->failures > 0 || db->refusal != NULL)
+		due = not_before;
+	return Max(Max(due, not_before), db->retry_at);
+}
+
+/* Of the databases that are due, the one whose worker started longest ago */
+static LauncherDatabase *
+pick_database(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+	LauncherDatabase *picked = NULL;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+		if (due_at(db) <= now &&
+			(picked == NULL || db->started_at < picked->started_at))
+			picked = db;
+	return picked;
+}
+
+static bool
+register_worker(LauncherDatabase *db)
+{
+	IdemWorkerOrder order = {
+		.rescan = !db->looked_at,
+		.retry = db->failures > 0
+	};
+	BackgroundWorker worker;
+	MemoryContext old_context;
+	bool		registered;
+
+	init_background_worker(&worker, "idem_worker_main", "idem worker",
+						   BGW_NEVER_RESTART);
+	snprintf(worker.bgw_name, BGW_MAXLEN, "idem worker for database \"%s\"",
+			 NameStr(db->name));
+	worker.bgw_main_arg = ObjectIdGetDatum(db->oid);
+	memcpy(worker.bgw_extra, &order, sizeof(order));
+	worker.bgw_notify_pid = MyProcPid;
+
+	old_context = MemoryContextSwitchTo(launcher_context);
+	registered = RegisterDynamicBackgroundWorker(&worker, &db->handle);
+	MemoryContextSwitchTo(old_context);
+	if (!registered)
+		db->handle = NULL;
+	return registered;
+}
+
+/* Not for each try: where slots are scarce, a slot is often free at the next one. */
+static void
+report_no_slot(const LauncherDatabase *db, TimestampTz now)
+{
+	if (no_slot_reported_at <= now &&
+		no_slot_reported_at + REPORT_INTERVAL > now)
+		return;
+	no_slot_reported_at = now;
+	ereport(WARNING,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("idem cannot start a worker for database \"%s\": no background worker slot is free",
+					NameStr(db->name)),
+			 errdetail("It is tried again; expired claims stay until then."),
+			 errhint("You might need to increase max_worker_processes.")));
+}
+
+/* False: no worker slot is free. */
+static bool
+start_worker(LauncherDatabase *db, TimestampTz now)
+{
+	IdemCleanupStats stats;
+
+	Assert(db->listed && db->handle == NULL);
+	Assert(running_workers < WORKERS_MAX);
+
+	/* Until then another database has its turn.  A start resets it. */
+	db->retry_at = now + retry_interval();
+
+	(void) idem_stats_read_database(db->oid, &stats);
+	if (stats.worker_pid != 0)
+		return true;			/* started by a former launcher */
+
+	/* Another session is about to drop, rename or copy the database: a worker would be in
+	 * its way. */
+	if (!idem_conditional_lock_database(db->oid))
+	{
+		note_refusal(db, "another session has locked it", now);
+		return true;
+	}
+
+	if (!register_worker(db))
+	{
+		report_no_slot(db, now);
+		note_refusal(db, "no background worker slot is free", now);
+		return false;
+	}
+	running_workers++;
+	db->looked_at = true;
+	db->runs_before = stats.runs;
+	db->started_at = now;
+	db->retry_at = DT_NOBEGIN;
+	return true;
+}
+
+/* False: no worker slot is free. */
+static bool
+start_due_workers(TimestampTz now)
+{
+	LauncherDatabase *db;
+
+	while (running_workers < WORKERS_MAX &&
+		   (db = pick_database(now)) != NULL)
+		if (!start_worker(db, now))
+			return false;
+	return true;
+}
+
+/*
+ * How long the launcher can sleep.  The end of a worker and a reload set its latch.  A claim
+ * that commits meanwhile can be due earlier than what is known now; it waits for one
+ * interval at most.
+ */
+static int64
+idle_time(TimestampTz now)
+{
+	int64		idle = MILLISECONDS(idem_cleanup_interval);
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	if (running_workers == WORKERS_MAX)
+		return idle;
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		TimestampTz due = due_at(db);
+
+		if (due < now + idle)
+			idle = Max(due, now) - now;
+	}
+	return idle;
+}
+
+/* If the clock was set back: otherwise no database would be due until it has caught up. */
+static void
+follow_clock(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		db->started_at = Min(db->started_at, now);
+		db->retry_at = Min(db->retry_at, now + retry_interval());
+		db->refused_at = Min(db->refused_at, now);
+	}
+}
+
+/* Returns for how long to sleep, in milliseconds. */
+static long
+launcher_cycle(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool		slots_free;
+	int64		idle;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	reap_workers(now);
+	refresh_databases();
+	follow_clock(now);
+	slots_free = start_due_workers(now);
+	CommitTransactionCommand();
+
+	idle = slots_free ? idle_time(now) : retry_interval();
+	return (long) ((idle + 999) / 1000);
+}
+
+static void
+reload_launcher(void)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+
+	ProcessConfigFile(PGC_SIGHUP);
+	read_wanted_names();
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		db->looked_at = false;
+		db->failures = 0;
+		db->retry_at = DT_NOBEGIN;
+	}
+}
+
+static void
+init_launcher(void)
+{
+	HASHCTL		ctl = {
+		.keysize = sizeof(Oid),
+		.entrysize = sizeof(LauncherDatabase)
+	};
+
+	launcher_context = AllocSetContextCreate(TopMemoryContext, "idem launcher",
+											 ALLOCSET_DEFAULT_SIZES);
+	wanted_context = AllocSetContextCreate(launcher_context,
+										   "idem.databases",
+										   ALLOCSET_SMALL_SIZES);
+	read_wanted_names();
+
+	ctl.hcxt = launcher_context;
+	databases = hash_create("idem databases", 16, &ctl,
+							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+
+	ereport(LOG,
+			(errmsg("idem launcher started"),
+			 wanted_names == NIL ?
+			 errdetail("It looks at all databases.") :
+			 errdetail("It looks at the databases of idem.databases: %s.",
+					   idem_databases)));
+}
+
+void
+idem_launcher_main(Datum arg)
+{
+	uint32		wait_event;
+
+	idem_worker_connect(InvalidOid, "idem launcher");
+	wait_event = idem_wait_event("IdemLauncherMain");
+	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
+	/* Two sessions can have started one each. */
+	if (!cares_for_all && !idem_stats_attach_launcher())
+		proc_exit(0);
+	init_launcher();
+
+	for (;;)
+	{
+		long		timeout = launcher_cycle();
+
+		if (!cares_for_all && running_workers == 0 && idem_stats_detach_launcher())
+			proc_exit(0);
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			reload_launcher();
+		}
+	}
+}
+

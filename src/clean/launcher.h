@@ -1,0 +1,23 @@
+/*
+ * launcher.h
+ *	  The process that starts the cleanup workers.
+ */
+#ifndef IDEM_CLEAN_LAUNCHER_H
+#define IDEM_CLEAN_LAUNCHER_H
+
+#include "postmaster/bgworker.h"
+
+/* Only while shared_preload_libraries are loaded */
+extern void idem_launcher_register(void);
+
+/* In a session of a server that has not preloaded the library.  False: no worker slot is free.
+ * The handle is palloc'd. */
+extern bool idem_launcher_start(BackgroundWorkerHandle **handle);
+
+/* Whether idem.databases, as this session knows it, includes this database */
+extern bool idem_launcher_names_database(void);
+
+/* Entry of the process */
+extern PGDLLEXPORT void idem_launcher_main(Datum arg);
+
+#endif							/* IDEM_CLEAN_LAUNCHER_H */

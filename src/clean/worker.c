@@ -1,0 +1,388 @@
+/*
+ * worker.c
+ *	  The worker that removes a database's expired claims.
+ *
+ * It removes batch after batch without a pause, each in its own transaction, until nothing
+ * is left to do, and ends.  What a batch looks at is decided in clean/schedule.c.
+ *
+ * Leaving in time: DROP, ALTER and a copy of the database lock it.  Before each batch and
+ * several times a second within one, the worker tries a lock that conflicts with theirs,
+ * without waiting, and ends if it is refused.  For each table a batch waits once at most, for
+ * some seconds; a run in which a batch takes long ends with it.  So nobody who locks tables of
+ * his database can keep the server's few workers there.
+ *
+ * Launcher and worker run as the bootstrap superuser, in databases whose owners are not
+ * trusted.  So they run no SQL, and call no function that a catalog of the database names:
+ * they call C functions, and find the objects through the extension's members (catalog.c).
+ * The index by expiry need not be a member: it is found by its name in the extension's
+ * schema, and read only if it is a B-tree on our table, whose operator class only a superuser
+ * can have made.  Deleting a row evaluates no index expression, and a table with triggers or
+ * rules is refused.  Settings of the database that would change what the worker does are
+ * overridden, and background workers do not load its session_preload_libraries.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "portability/instr_time.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "guc.h"
+#include "clean/backlog.h"
+#include "clean/batch.h"
+#include "clean/schedule.h"
+#include "clean/worker.h"
+#include "shared/memory.h"
+#include "shared/stats.h"
+#include "store/catalog.h"
+
+/*
+ * Dead entries that a batch passes: as many as the rows that it removes by default, because
+ * passing an entry is several times cheaper than removing a row.
+ */
+#define BATCH_DEAD_MAX 50000
+
+/* Connecting can wait for the lock of the database, a batch for those of the tables. */
+#define WORKER_LOCK_TIMEOUT "5s"
+
+/* A run ends after a batch that took longer, ms: one of a second, which did not wait, does not. */
+#define LONG_BATCH 3000
+
+StaticAssertDecl(sizeof(IdemWorkerOrder) <= BGW_EXTRALEN,
+				 "the order fits into bgw_extra");
+
+/* A run without any batch is no regular one: the launcher counts a failure. */
+static bool has_run_batch = false;
+
+/* ----- both processes ----- */
+
+static void
+override_setting(const char *name, const char *value)
+{
+	/* transaction_timeout is not in every version */
+	if (GetConfigOption(name, true, false) != NULL)
+		SetConfigOption(name, value, PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+void
+idem_worker_connect(Oid database, const char *name)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	idem_shared_require("clean");
+	override_setting("lock_timeout", WORKER_LOCK_TIMEOUT);
+	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
+	pgstat_report_appname(name);
+
+	/* A reload does not undo these. */
+	override_setting("default_transaction_isolation", "read committed");
+	override_setting("default_transaction_read_only", "off");
+	override_setting("default_transaction_deferrable", "off");
+	override_setting("statement_timeout", "0");
+	override_setting("transaction_timeout", "0");
+	override_setting("idle_in_transaction_session_timeout", "0");
+	override_setting("search_path", "");
+	/* If a crash loses the removal of an expired claim, it is removed again. */
+	override_setting("synchronous_commit", "off");
+}
+
+/* ----- may a batch run? ----- */
+
+/* IdemCleanupStop */
+static bool
+must_leave_database(void)
+{
+	return !idem_conditional_lock_database(MyDatabaseId);
+}
+
+/*
+ * Called in the transaction of the batch.  This process becomes the database's worker only
+ * here, when the database is known to have the extension: statistics of others are not kept.
+ *
+ * The extension itself is not locked: whoever owns any function could keep us out, since ALTER
+ * FUNCTION ... DEPENDS ON EXTENSION locks it exclusively.  DROP EXTENSION locks it, then its
+ * tables, idem_claims first, and only then changes a catalog.  So the lock of idem_claims keeps
+ * the extension for the batch, too, and a batch that has it can wait for idem_scopes without a
+ * deadlock.  DROP EXTENSION waits for one batch at most, because the next one queues behind it.
+ * Only before we have the table's lock can the extension go: therefore idem_catalog_exists()
+ * raises nothing, and is asked again.
+ *
+ * Raises 55000 for an extension that this library does not serve.  Its claims are there and
+ * expire, so what is known of them stays published.
+ */
+static bool
+may_run_batch(void)
+{
+	uint32		starts = idem_stats_get_starts();
+	bool		exists;
+	Oid			claims;
+
+	Assert(IsTransactionState());
+	if (must_leave_database())
+	{
+		elog(DEBUG1, "leaving: another session needs the database for itself");
+		if (!has_run_batch)
+			proc_exit(0);
+		return false;
+	}
+	exists = idem_catalog_exists(&claims);
+	if (exists)
+	{
+		if (!idem_stats_attach_worker())
+			return false;
+		LockRelationOid(claims, RowExclusiveLock);
+		exists = idem_catalog_exists(&claims);
+	}
+	if (!exists)
+	{
+		idem_stats_publish_absent();
+		idem_stats_stop_database(starts);
+	}
+	return exists;
+}
+
+/* ----- batches ----- */
+
+/* For pg_stat_activity */
+static void
+report_activity(const IdemBacklog *backlog)
+{
+	char		text[128] = "removing expired claims";
+	double		done = idem_backlog_done(backlog, GetCurrentTimestamp());
+
+	if (done >= 0)
+		snprintf(text, sizeof(text),
+				 "removing expired claims: backlog since %s, " INT64_FORMAT " removed, %d %% of the time done",
+				 timestamptz_to_str(backlog->since), backlog->rows_deleted,
+				 (int) (done * 100));
+	pgstat_report_activity(STATE_RUNNING, text);
+}
+
+/* Says in the log, once each, that a backlog is late, and that it is drained. */
+static void
+report_backlog(IdemCleanupRun *run, const IdemCleanupReport *report)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	IdemBacklog ended;
+
+	switch (idem_backlog_advance(&run->marks.backlog, report,
+								 idem_rescan_removed_until(run), now, &ended))
+	{
+		case IDEM_BACKLOG_NO_NEWS:
+			break;
+		case IDEM_BACKLOG_BEGUN:
+			ereport(LOG,
+					(errmsg("removal of expired claims is behind"),
+					 errdetail("Claims that expired at %s are still there.",
+							   timestamptz_to_str(run->marks.backlog.removed_until)),
+					 errhint("idem_stat_cleanup and pg_stat_activity show its progress. Its end is logged.")));
+			break;
+		case IDEM_BACKLOG_DRAINED:
+			ereport(LOG,
+					(errmsg("removal of expired claims is up to date again"),
+					 errdetail(INT64_FORMAT " claims were removed in %.1f s.",
+							   ended.rows_deleted,
+							   (now - ended.since) / (double) USECS_PER_SEC)));
+			break;
+	}
+}
+
+/* A batch in its own transaction.  False: it may not run. */
+static bool
+execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
+			  IdemCleanupBatch *batch)
+{
+	bool		may_run;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	report_activity(backlog);
+	may_run = may_run_batch();
+	if (may_run)
+		idem_cleanup_batch(order, batch);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return may_run;
+}
+
+/*
+ * Runs the next batch, and publishes it.  False: there is none, or it may not run.  backlog: expired
+ * claims were known to be left before the batch; then: after it.
+ */
+static bool
+run_batch(IdemCleanupRun *run, bool *backlog)
+{
+	const IdemCleanupReport drained = {.backlog = false};
+	IdemCleanupOrder order = {
+		.rows_max = idem_cleanup_batch_size,
+		.dead_max = BATCH_DEAD_MAX,
+		.stop = must_leave_database
+	};
+	IdemCleanupBatch batch;
+	uint64		publications;
+	TimestampTz oldest_expires_at = idem_stats_begin_batch(&publications);
+	instr_time	began;
+	instr_time	duration;
+
+	if (!idem_rescan_next(run, oldest_expires_at, GetCurrentTimestamp(), &order))
+		return false;
+	INSTR_TIME_SET_CURRENT(began);
+	if (!execute_batch(&order, &run->marks.backlog, &batch))
+		return false;
+	INSTR_TIME_SET_CURRENT(duration);
+	INSTR_TIME_SUBTRACT(duration, began);
+	has_run_batch = true;
+
+	idem_rescan_advance(run, &batch, INSTR_TIME_GET_MICROSEC(duration));
+	batch.report.publications = publications;
+	batch.report.seconds = INSTR_TIME_GET_DOUBLE(duration);
+	/* A session has drained the backlog of an earlier worker.  This batch may begin another. */
+	if (!*backlog)
+		report_backlog(run, &drained);
+	report_backlog(run, &batch.report);
+	*backlog = batch.report.backlog;
+	idem_stats_publish_cleanup(&batch.report, &run->marks);
+	/* Autovacuum must learn of the dead rows. */
+	pgstat_report_stat(true);
+	pgstat_report_activity(STATE_IDLE, NULL);
+
+	elog(DEBUG1, "removed " INT64_FORMAT " expired claims in %.3f s, skipped " INT64_FORMAT ", passed " INT64_FORMAT " dead entries, %s the low-water mark",
+		 batch.report.rows_deleted, batch.report.seconds, batch.rows_skipped,
+		 batch.dead_entries,
+		 run->latest == IDEM_SLICE_BEHIND ? "behind" : "at");
+	return true;
+}
+
+static void
+run_batches(bool rescan)
+{
+	TimestampTz began_at = GetCurrentTimestamp();
+	TimestampTz batch_began_at = began_at;
+	bool		is_over = false;
+	IdemCleanupStats stats;
+	IdemCleanupRun run;
+
+	(void) idem_stats_read_database(MyDatabaseId, &stats);
+	idem_rescan_begin_run(&run, &stats, rescan);
+	while (run_batch(&run, &stats.backlog))
+	{
+		TimestampTz now = GetCurrentTimestamp();
+
+		is_over = is_over ||
+			TimestampDifferenceExceeds(began_at, now, IDEM_RUN_DURATION_MAX / 1000) ||
+			TimestampDifferenceExceeds(batch_began_at, now, LONG_BATCH);
+		batch_began_at = now;
+		/* Ends with a batch at the mark: the next worker may begin with a slice. */
+		if (is_over && run.latest == IDEM_BATCH_AT_MARK)
+			break;
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+	}
+}
+
+/* ----- the process ----- */
+
+/*
+ * Publishes the error that was caught.  Returns whether to log it.  55000 means that
+ * something is wrong with the extension itself, its version or an object that was renamed,
+ * and stays wrong until somebody acts.  The first worker that meets it logs it; later ones
+ * only publish it.
+ */
+static bool
+publish_current_error(bool is_retry)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ErrorData  *error = CopyErrorData();
+	bool		is_news = idem_stats_publish_error(MyDatabaseId, error->message);
+	bool		is_lasting =
+		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+
+	FreeErrorData(error);
+	MemoryContextSwitchTo(old_context);
+	return is_news || !is_lasting || !is_retry;
+}
+
+/* Throws the error that was caught, with a hint if it has none. */
+static void
+rethrow_with_hint(void)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ErrorData  *error = CopyErrorData();
+
+	if (error->hint == NULL)
+		error->hint = pstrdup("The worker tries again; expired claims stay until then. idem_stat_cleanup shows the latest error.");
+	FlushErrorState();
+	MemoryContextSwitchTo(old_context);
+	ReThrowError(error);
+}
+
+static void
+worker_error_context(void *arg)
+{
+	errcontext("removing expired claims in database \"%s\"", (char *) arg);
+}
+
+/* The name of our database, which nobody can rename while we are connected */
+static char *
+own_database_name(void)
+{
+	char	   *name;
+
+	StartTransactionCommand();
+	name = MemoryContextStrdup(TopMemoryContext,
+							   get_database_name(MyDatabaseId));
+	CommitTransactionCommand();
+	return name;
+}
+
+void
+idem_worker_main(Datum arg)
+{
+	IdemWorkerOrder order;
+	ErrorContextCallback context = {.callback = worker_error_context};
+
+	idem_worker_connect(DatumGetObjectId(arg), "idem worker");
+	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
+
+	context.arg = own_database_name();
+	context.previous = error_context_stack;
+	error_context_stack = &context;
+	PG_TRY();
+	{
+		run_batches(order.rescan);
+	}
+	PG_CATCH();
+	{
+		/*
+		 * idem_stats_publish_run() is not reached, so the launcher counts a failure, and
+		 * starts the next worker later.  Thrown again, the error is logged, and ends the
+		 * process.
+		 */
+		if (publish_current_error(order.retry))
+			rethrow_with_hint();
+		proc_exit(0);
+	}
+	PG_END_TRY();
+	error_context_stack = context.previous;
+
+	idem_stats_publish_run();
+	proc_exit(0);
+}

@@ -1,0 +1,61 @@
+/*
+ * forget.c
+ *	  What an operator takes away from a request: its row, or only what was stored in it.
+ */
+#include "postgres.h"
+
+#include "guc.h"
+#include "protocol/holder.h"
+#include "session/held.h"
+
+PG_FUNCTION_INFO_V1(idem_forget);
+PG_FUNCTION_INFO_V1(idem__erase);
+
+/* idem_forget(user_id, request_id, scope) -> boolean; false: there was no row */
+Datum
+idem_forget(PG_FUNCTION_ARGS)
+{
+	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
+	bool		dropped;
+
+	idem_key_from_args(fcinfo, 0, 1, 2, &holder.key);
+	idem_store_open("idem_forget()");
+	while ((dropped = idem_find_row(&holder)) &&
+		   !idem_store_delete(&holder.found))
+		idem_wait_for_row_or_raise(&holder);
+	if (dropped)
+	{
+		idem_held_note_settled(&holder.key, NULL);
+		if (holder.found.row.token != 0)
+			idem_commit_lease(&holder.key);
+	}
+	PG_RETURN_BOOL(dropped);
+}
+
+/*
+ * idem__erase(user_id, request_id, scope) -> boolean
+ *
+ * The result, error and progress of a settled request become NULL; all else stays, so it still
+ * guards the request.  false: it is in progress.  A request that is gone has nothing left.
+ */
+Datum
+idem__erase(PG_FUNCTION_ARGS)
+{
+	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRow    *row = &holder.found.row;
+
+	idem_key_from_args(fcinfo, 0, 1, 2, &holder.key);
+	idem_store_open("idem_erase()");
+	while (idem_find_row(&holder))
+	{
+		if (row->state == IDEM_STATE_IN_PROGRESS)
+			PG_RETURN_BOOL(false);
+		if (row->result == NULL && row->progress == NULL)
+			break;
+		row->result = row->progress = NULL;
+		if (idem_store_update(&holder.key, &holder.found, row))
+			break;
+		idem_wait_for_row_or_raise(&holder);
+	}
+	PG_RETURN_BOOL(true);
+}

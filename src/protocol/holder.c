@@ -1,0 +1,221 @@
+/*
+ * holder.c
+ *	  The row of a holder, found and checked: what claim.c, settle.c and lease.c share.
+ *
+ * Only the row tells who holds a key; memory and the clock do not:
+ *
+ * - a transactional claim is held by the transaction that wrote its row;
+ * - a lease is held by the caller that knows the token in its row.  The holder of a lease
+ *	 that lapsed can still settle it, until another claim takes it over: that claim replaces
+ *	 the token.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+#include "sqlstate.h"
+#include "protocol/holder.h"
+#include "protocol/raise.h"
+#include "shared/stats.h"
+#include "store/interval.h"
+
+/* ----- arguments ----- */
+
+int64
+idem_token_from_arg(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return 0;
+	if (PG_GETARG_INT64(arg) <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("token must be positive"),
+				 errhint("Fix the client: pass the token that idem_try_claim() returned with the lease.")));
+	return PG_GETARG_INT64(arg);
+}
+
+int64
+idem_lease_from_arg(FunctionCallInfo fcinfo, int arg)
+{
+	Interval   *lease;
+
+	if (PG_ARGISNULL(arg))
+		return 0;
+	lease = PG_GETARG_INTERVAL_P(arg);
+	if (!idem_is_valid_length(lease))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("lease must be positive, at most %d days, and without months",
+						IDEM_LENGTH_DAYS_MAX),
+				 errhint("Fix the client: give it in seconds or minutes, and extend it while the work goes on.")));
+	return idem_interval_us(lease);
+}
+
+/* As a decimal number without trailing zeros */
+static char *
+seconds(int64 us)
+{
+	char	   *text = psprintf("%lld.%06d", (long long) (us / USECS_PER_SEC),
+								(int) (us % USECS_PER_SEC));
+	char	   *end = text + strlen(text);
+
+	while (end[-1] == '0')
+		*--end = '\0';
+	if (end[-1] == '.')
+		*--end = '\0';
+	return text;
+}
+
+void
+idem_check_lease(const IdemKey *key, const IdemPolicy *policy, int64 lease_us)
+{
+	Assert(lease_us >= 0);
+	if (lease_us > policy->lease_max_us)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("lease of %s s is longer than the scope allows, %s s",
+						seconds(lease_us), seconds(policy->lease_max_us)),
+				 idem_errdetail_key(key),
+				 errhint("Extend it while the work goes on, or have the operator raise idem.lease_max or the scope's lease_max.")));
+}
+
+void
+idem_check_size(const IdemKey *key, const IdemPolicy *policy,
+				const Jsonb *value, const char *name)
+{
+	if (value != NULL && VARSIZE(value) - VARHDRSZ > policy->result_max_bytes)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 errmsg("%s has %zu bytes, the limit is %d", name,
+						(size_t) (VARSIZE(value) - VARHDRSZ),
+						policy->result_max_bytes),
+				 idem_errdetail_key(key),
+				 errhint("Store a reference to it, or have the operator raise idem.result_max_bytes or the scope's result_max_bytes.")));
+}
+
+/* ----- errors ----- */
+
+void
+idem_raise_lost(const IdemKey *key, const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_LOST),
+			 errmsg("%s", message),
+			 idem_errdetail_key(key),
+			 errhint("%s", hint)));
+}
+
+void
+idem_raise_lost_lease(const IdemKey *key)
+{
+	idem_stats_count_lost_lease();
+	idem_raise_lost(key, "lease is lost",
+					"Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token is wrong, or the scope or an id in DETAIL.");
+}
+
+IdemOutcome
+idem_outcome_of_passed(const IdemDeadline *deadline)
+{
+	return deadline->wait_us == 0 ? IDEM_IN_PROGRESS : IDEM_TIMED_OUT;
+}
+
+/* ----- the row ----- */
+
+bool
+idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
+{
+	TimestampTz now;
+
+	if (!policy->expired_reclaim)
+		return false;
+	now = GetCurrentTimestamp();
+	if (row->state == IDEM_STATE_IN_PROGRESS &&
+		(row->lease_until > now || policy->lapsed_unknown))
+		return false;
+	return row->expires_at <= now;
+}
+
+bool
+idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
+					   const IdemDeadline *deadline, IdemBlocker *blocker)
+{
+	TransactionId locker = idem_store_row_locker(&found->ref);
+
+	*blocker = IDEM_BLOCKED_BY_TRANSACTION(locker);
+	return !TransactionIdIsValid(locker) ||
+		idem_wait_for_transaction(key, locker, 0, deadline);
+}
+
+void
+idem_wait_for_row_or_raise(IdemHolder *holder)
+{
+	IdemBlocker blocker;
+
+	if (!idem_wait_for_row_lock(&holder->key, &holder->found,
+								&holder->deadline, &blocker))
+		idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
+						   &holder->key, &blocker);
+}
+
+static void
+wait_for_writer_or_raise(IdemHolder *holder)
+{
+	IdemBlocker blocker = IDEM_BLOCKED_BY_TRANSACTION(holder->found.xid);
+
+	if (idem_wait_for_transaction(&holder->key, holder->found.xid,
+								  holder->found.speculative,
+								  &holder->deadline))
+		return;
+	idem_store_note_read(&holder->key);
+	idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
+					   &holder->key, &blocker);
+}
+
+bool
+idem_find_row(IdemHolder *holder)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		switch (idem_store_probe(&holder->key, false, &holder->found))
+		{
+			case IDEM_PROBE_PRESENT:
+				return true;
+			case IDEM_PROBE_GUESSED_ABSENT:
+			case IDEM_PROBE_ABSENT:
+				if (idem_store_is_absent(&holder->key))
+					return false;
+				break;
+			case IDEM_PROBE_INSERTING:
+			case IDEM_PROBE_UPDATING:
+			case IDEM_PROBE_DELETING:
+				wait_for_writer_or_raise(holder);
+				break;
+		}
+	}
+}
+
+void
+idem_find_row_of_holder(IdemHolder *holder)
+{
+	Assert(holder->token >= 0);
+	if (holder->token == 0)
+	{
+		/* A row that another transaction is writing is not ours: no need to wait for it. */
+		if (!idem_store_find_ours(&holder->key, &holder->found))
+			idem_raise_lost(&holder->key,
+							"request is not held by this transaction",
+							"Settle a request in the transaction that claimed it, or pass the token of its lease.");
+	}
+	else if (!idem_find_row(holder) || holder->found.row.token != holder->token)
+		idem_raise_lost_lease(&holder->key);
+}
+
+void
+idem_commit_lease(const IdemKey *key)
+{
+	ForceSyncCommit();
+	idem_wake_at_commit(key);
+}

@@ -1,0 +1,88 @@
+/*
+ * holder.h
+ *	  What claim.c, settle.c and lease.c share: the arguments of a holder, its row, and
+ *	  the errors of a caller that does not hold the key.
+ */
+#ifndef IDEM_PROTOCOL_HOLDER_H
+#define IDEM_PROTOCOL_HOLDER_H
+
+#include "fmgr.h"
+
+#include "protocol/blocker.h"
+#include "session/wait.h"
+#include "store/policy.h"
+#include "store/store.h"
+
+/* A call that acts on the row of a key */
+typedef struct IdemHolder
+{
+	IdemKey		key;
+	int64		token;			/* of the lease; 0: none given */
+	IdemDeadline deadline;
+	IdemFound	found;			/* the row, once it is found */
+} IdemHolder;
+
+/* The token argument; NULL: 0.  Raises ID400 unless positive. */
+extern int64 idem_token_from_arg(FunctionCallInfo fcinfo, int arg);
+
+/* The lease argument (an interval) in microseconds; NULL: 0.  Raises ID400. */
+extern int64 idem_lease_from_arg(FunctionCallInfo fcinfo, int arg);
+
+/*
+ * What a scope's policy says of the values that a caller passes.  Raise ID400 for a lease
+ * that is longer than the scope allows, ID413 for a value over the scope's cap; name says
+ * in the message what the value is.
+ */
+extern void idem_check_lease(const IdemKey *key, const IdemPolicy *policy,
+							 int64 lease_us);
+extern void idem_check_size(const IdemKey *key, const IdemPolicy *policy,
+							const Jsonb *value, const char *name);
+
+/*
+ * An expired row of a scope with expired = reclaim.  Not so an unsettled one, if its lease
+ * is live or its scope has lapsed = unknown.
+ */
+extern bool idem_row_counts_as_absent(const IdemPolicy *policy,
+									  const IdemRow *row);
+
+/*
+ * Finds the row of the key.  Waits until no other transaction is inserting, updating or
+ * deleting it; raises ID503 or ID409 when the deadline passes.  False: there is no row.
+ */
+extern bool idem_find_row(IdemHolder *holder);
+
+/*
+ * The same, for the row of the latest holder: with a token, the row that has this token;
+ * without one, the row that this transaction wrote.  Raises ID410 for any other row, and
+ * where there is none.
+ */
+extern void idem_find_row_of_holder(IdemHolder *holder);
+
+/*
+ * Waits until no other transaction has the row that was found locked.  The first one
+ * returns false when the deadline passes, and sets the blocker; the second one raises ID503
+ * or ID409.
+ */
+extern bool idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
+								   const IdemDeadline *deadline,
+								   IdemBlocker *blocker);
+extern void idem_wait_for_row_or_raise(IdemHolder *holder);
+
+/* The outcome of a call whose deadline passed: in_progress where the caller did not want
+ * to wait, else timed_out */
+extern IdemOutcome idem_outcome_of_passed(const IdemDeadline *deadline);
+
+extern void idem_raise_lost(const IdemKey *key, const char *message,
+							const char *hint);
+
+/* For a token that is not, or no longer, the one of the key's lease; counts it. */
+extern void idem_raise_lost_lease(const IdemKey *key);
+
+/*
+ * To be called after a lease was claimed, settled or dropped.  The commit becomes
+ * synchronous: otherwise a crash could undo it after the holder has gone on, and a token
+ * could be drawn twice.  The commit also wakes the waiters.
+ */
+extern void idem_commit_lease(const IdemKey *key);
+
+#endif							/* IDEM_PROTOCOL_HOLDER_H */

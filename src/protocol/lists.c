@@ -1,0 +1,353 @@
+/*
+ * lists.c
+ *	  Lists of unsettled claims, and of who holds and who waits for them, as SQL functions.
+ *
+ * They read by the caller's snapshot, like a table in a query, and work in read-only
+ * transactions and on a standby.
+ *
+ * They tell users and requests of all applications of the database.  So they are granted to
+ * operators, the views without progress also to pg_monitor, and none to every application
+ * (idem_grant()).
+ */
+#include "postgres.h"
+
+#include "access/tupdesc.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_type_d.h"
+#include "executor/tuptable.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplesort.h"
+#include "utils/tuplestore.h"
+#include "utils/typcache.h"
+
+#include "sqlstate.h"
+#include "protocol/blocker.h"
+#include "protocol/holder.h"
+#include "session/waiters.h"
+#include "store/catalog.h"
+#include "store/unsettled.h"
+
+/* Columns of all lists; the sixth differs */
+enum
+{
+	COLUMN_SCOPE = 1,
+	COLUMN_USER_ID,
+	COLUMN_REQUEST_ID,
+	COLUMN_STATUS,
+	COLUMN_LEASE_UNTIL,
+	COLUMN_LAST
+};
+
+/* Columns of idem_held_keys() */
+enum
+{
+	HELD_SCOPE = 1,
+	HELD_USER_ID,
+	HELD_REQUEST_ID,
+	HELD_PID,
+	HELD_GID,
+	HELD_SINCE,
+	HELD_LEASE_UNTIL,
+	HELD_WAITERS,
+	HELD_COLUMNS = HELD_WAITERS
+};
+
+PG_FUNCTION_INFO_V1(idem_lapsed);
+PG_FUNCTION_INFO_V1(idem_unsettled_claims);
+PG_FUNCTION_INFO_V1(idem_held_keys);
+
+/* What a claim would find */
+typedef enum Status
+{
+	STATUS_LIVE,				/* it would wait for the lease */
+	STATUS_LAPSED,				/* it would take the lease over */
+	STATUS_UNKNOWN,				/* it would be answered "unknown" */
+	STATUS_ABSENT				/* expired: it would know nothing of this row */
+} Status;
+
+static const char *const status_names[] = {
+	[STATUS_LIVE] = "live",
+	[STATUS_LAPSED] = "lapsed",
+	[STATUS_UNKNOWN] = "unknown"
+};
+
+static Status
+status_of(const IdemUnsettled *unsettled, TimestampTz now)
+{
+	IdemPolicy	policy;
+	IdemRow		row = {
+		.state = IDEM_STATE_IN_PROGRESS,
+		.lease_until = unsettled->lease_until,
+		.expires_at = unsettled->expires_at
+	};
+
+	if (unsettled->lease_until > now)
+		return STATUS_LIVE;
+	policy = idem_policy(unsettled->key.scope);
+	if (policy.lapsed_unknown)
+		return STATUS_UNKNOWN;
+	return idem_row_counts_as_absent(&policy, &row) ?
+		STATUS_ABSENT : STATUS_LAPSED;
+}
+
+/* bound: how many rows are wanted; 0: all */
+static Tuplesortstate *
+begin_sort(TupleDesc desc, int bound)
+{
+	AttrNumber	columns[] = {
+		COLUMN_LEASE_UNTIL, COLUMN_REQUEST_ID, COLUMN_USER_ID, COLUMN_SCOPE
+	};
+	Oid			less_text =
+		lookup_type_cache(TEXTOID, TYPECACHE_LT_OPR)->lt_opr;
+	Oid			operators[] = {
+		lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr,
+		less_text, less_text, less_text
+	};
+	Oid			collations[] = {
+		InvalidOid, C_COLLATION_OID, C_COLLATION_OID, C_COLLATION_OID
+	};
+	bool		nulls_first[] = {true, true, true, true};
+	Tuplesortstate *sort = tuplesort_begin_heap(desc, lengthof(columns), columns,
+												operators, collations,
+												nulls_first, work_mem, NULL,
+												bound > 0 ? TUPLESORT_ALLOWBOUNDED : TUPLESORT_NONE);
+
+	if (bound > 0)
+		tuplesort_set_bound(sort, bound);
+	return sort;
+}
+
+static void
+set_column(TupleTableSlot *slot, int column, Datum value, bool isnull)
+{
+	slot->tts_values[column - 1] = value;
+	slot->tts_isnull[column - 1] = isnull;
+}
+
+/* The first columns */
+static void
+fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, Status status)
+{
+	ExecClearTuple(slot);
+	set_column(slot, COLUMN_SCOPE, PointerGetDatum(row->key.scope), false);
+	set_column(slot, COLUMN_USER_ID, PointerGetDatum(row->key.user_id), false);
+	set_column(slot, COLUMN_REQUEST_ID, PointerGetDatum(row->key.request_id),
+			   false);
+	set_column(slot, COLUMN_STATUS, CStringGetTextDatum(status_names[status]),
+			   false);
+	set_column(slot, COLUMN_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until),
+			   row->lease_until == IDEM_NO_TIME);
+}
+
+/* has_progress: the last column is a value that TOAST can keep: complete it, since the lock
+ * of the table is given back. */
+static void
+return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit,
+			  bool has_progress)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(rsinfo->setDesc,
+													&TTSOpsMinimalTuple);
+
+	tuplesort_performsort(sort);
+	for (int64 n = 0; n < limit &&
+		 tuplesort_gettupleslot(sort, true, false, slot, NULL); n++)
+	{
+		struct varlena *complete = NULL;
+
+		CHECK_FOR_INTERRUPTS();
+		slot_getallattrs(slot);
+		if (has_progress && !slot->tts_isnull[COLUMN_LAST - 1])
+		{
+			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[COLUMN_LAST - 1]);
+			slot->tts_values[COLUMN_LAST - 1] = PointerGetDatum(complete);
+		}
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 slot->tts_values, slot->tts_isnull);
+		if (complete != NULL)
+			pfree(complete);
+	}
+	tuplesort_end(sort);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+static int64
+limit_from_arg(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return PG_INT64_MAX;
+	if (PG_GETARG_INT32(arg) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("limit must not be negative"),
+				 errhint("Fix the client: pass how many rows to return at most, or NULL for all.")));
+	return PG_GETARG_INT32(arg);
+}
+
+/*
+ * idem_lapsed(scope, limit) -> setof (scope, user_id, request_id, status, lease_until, progress)
+ *
+ * Leases that lapsed and were not settled, longest lapsed first.
+ */
+Datum
+idem_lapsed(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	text	   *scope = PG_ARGISNULL(0) ? NULL : idem_scope_from_arg(fcinfo, 0);
+	int64		limit = limit_from_arg(fcinfo, 1);
+	TimestampTz now = GetCurrentTimestamp();
+	TupleTableSlot *slot;
+	Tuplesortstate *sort;
+	IdemUnsettledScan *scan;
+	IdemUnsettled row;
+
+	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
+	if (limit == 0)
+		return (Datum) 0;
+	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
+	sort = begin_sort(rsinfo->setDesc, limit > INT_MAX ? 0 : (int) limit);
+	scan = idem_store_unsettled_scan_begin(scope, GetActiveSnapshot());
+	while (idem_store_unsettled_scan_next(scan, &row))
+	{
+		Status		status = status_of(&row, now);
+
+		CHECK_FOR_INTERRUPTS();
+		if (status != STATUS_LAPSED && status != STATUS_UNKNOWN)
+			continue;
+		fill_slot(slot, &row, status);
+		set_column(slot, COLUMN_LAST, PointerGetDatum(row.progress),
+				   row.progress == NULL);
+		ExecStoreVirtualTuple(slot);
+		tuplesort_puttupleslot(sort, slot);
+	}
+	return_sorted(rsinfo, sort, limit, true);
+	idem_store_unsettled_scan_end(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	return (Datum) 0;
+}
+
+/*
+ * idem_unsettled_claims() -> setof (scope, user_id, request_id, status, lease_until, expires_at)
+ *
+ * For the view idem_unsettled, which sorts them.
+ */
+Datum
+idem_unsettled_claims(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TimestampTz now = GetCurrentTimestamp();
+	TupleTableSlot *slot;
+	IdemUnsettledScan *scan;
+	IdemUnsettled row;
+
+	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
+	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
+	scan = idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
+	while (idem_store_unsettled_scan_next(scan, &row))
+	{
+		Status		status = status_of(&row, now);
+
+		CHECK_FOR_INTERRUPTS();
+		if (status == STATUS_ABSENT)
+			continue;
+		fill_slot(slot, &row, status);
+		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row.expires_at), false);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 slot->tts_values, slot->tts_isnull);
+	}
+	idem_store_unsettled_scan_end(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	return (Datum) 0;
+}
+
+/* ----- who holds it ----- */
+
+/* runner: of the transaction that holds it; NULL: a lease does, until lease_until, or not even
+ * that is known (IDEM_NO_TIME).  nwaiters: -1: not known */
+static void
+put_held(ReturnSetInfo *rsinfo, const IdemKey *key, const IdemRunner *runner,
+		 TimestampTz lease_until, int nwaiters)
+{
+	Datum		values[HELD_COLUMNS] = {0};
+	bool		nulls[HELD_COLUMNS] = {false};
+
+	values[HELD_SCOPE - 1] = PointerGetDatum(key->scope);
+	values[HELD_USER_ID - 1] = PointerGetDatum(key->user_id);
+	values[HELD_REQUEST_ID - 1] = PointerGetDatum(key->request_id);
+	nulls[HELD_PID - 1] = runner == NULL || runner->pid == 0;
+	nulls[HELD_GID - 1] = runner == NULL || runner->gid == NULL;
+	nulls[HELD_SINCE - 1] = runner == NULL || runner->since == DT_NOBEGIN;
+	if (!nulls[HELD_PID - 1])
+		values[HELD_PID - 1] = Int32GetDatum(runner->pid);
+	if (!nulls[HELD_GID - 1])
+		values[HELD_GID - 1] = CStringGetTextDatum(runner->gid);
+	if (!nulls[HELD_SINCE - 1])
+		values[HELD_SINCE - 1] = TimestampTzGetDatum(runner->since);
+	values[HELD_LEASE_UNTIL - 1] = TimestampTzGetDatum(lease_until);
+	nulls[HELD_LEASE_UNTIL - 1] = lease_until == IDEM_NO_TIME;
+	values[HELD_WAITERS - 1] = Int32GetDatum(nwaiters);
+	nulls[HELD_WAITERS - 1] = nwaiters < 0;
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+static void
+put_leases(ReturnSetInfo *rsinfo, int nwaiters)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	IdemUnsettledScan *scan =
+		idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
+	IdemUnsettled row;
+
+	while (idem_store_unsettled_scan_next(scan, &row))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (row.lease_until > now)
+			put_held(rsinfo, &row.key, NULL, row.lease_until, nwaiters);
+	}
+	idem_store_unsettled_scan_end(scan);
+}
+
+/*
+ * idem_held_keys() -> setof (scope, user_id, request_id, pid, gid, since, lease_until, waiters)
+ *
+ * For the view idem_holders, which makes one row of those of a key: one for its lease, with no
+ * waiter, and one for each waiter.
+ */
+Datum
+idem_held_keys(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemWaiter *waiters;
+	IdemRunner	runner;
+	bool		is_running = false;
+	int			n;
+
+	InitMaterializedSRF(fcinfo, 0);
+	idem_require_columns(rsinfo->setDesc, HELD_COLUMNS);
+	n = idem_waiters(&waiters);
+	if (n < 0)
+		ereport(WARNING,
+				(errmsg("idem must be loaded via \"shared_preload_libraries\" to know who waits"),
+				 errdetail("Only leases are listed, without their waiters."),
+				 errhint("Add idem to shared_preload_libraries and restart the server. PostgreSQL 17 and later need no restart for it.")));
+	put_leases(rsinfo, n < 0 ? -1 : 0);
+	for (int i = 0; i < n; i++)
+	{
+		bool		is_lease = !TransactionIdIsValid(waiters[i].xid);
+
+		CHECK_FOR_INTERRUPTS();
+		/* Often all wait for the same one. */
+		if (!is_lease && (i == 0 || waiters[i].xid != waiters[i - 1].xid))
+			is_running = idem_find_runner(waiters[i].xid, &runner);
+		/* If the holder is gone, the waiter is about to wake up. */
+		if (is_lease || is_running)
+			put_held(rsinfo, &waiters[i].key, is_lease ? NULL : &runner,
+					 IDEM_NO_TIME, 1);
+	}
+	return (Datum) 0;
+}

@@ -1,0 +1,519 @@
+/*
+ * held.c
+ *	  This transaction's claims: the keys that it holds and has not settled, and
+ *	  the answer of the latest claim call.
+ *
+ * The short forms (idem_complete(result), idem_result()) read this, and settle.c does, to
+ * tell a first settlement from a repeat.  Who holds a key is read from its row, never from
+ * here: losing this memory would lose no claim.
+ *
+ * It follows savepoints.  Each entry carries the SubTransactionId in which it was made.
+ * These ids grow with time, and while a subtransaction runs, everything happens in it or in
+ * younger ones.  So when subtransaction S aborts, the tail of each list with ids >= S is
+ * undone.  When S commits into its parent, the lists stay as they are.
+ *
+ * Everything lives in one memory context below TopTransactionContext and goes with the
+ * transaction.  So a prepared transaction leaves nothing behind either.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "lib/ilist.h"
+#include "lib/stringinfo.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "session/held.h"
+
+/* Number of keys that an error names */
+#define NAMED_KEYS_MAX 5
+
+typedef struct IdemHeld
+{
+	dlist_node	claim_node;		/* in held_keys, in the order of claiming */
+	dlist_node	settle_node;	/* in settled_keys, in the order of settling */
+	IdemKey		key;			/* the texts follow in the same allocation */
+	SubTransactionId claimed_in;
+	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
+	const FmgrInfo *place;		/* the call that claimed it; never dereferenced */
+	CommandId	statement;		/* of that call */
+	struct IdemHeld *shadowed;	/* an earlier entry of the same key */
+	bool		is_superseded;	/* unsettled, but a later entry of the key counts */
+} IdemHeld;
+
+/* The latest answer at one level of savepoints */
+typedef struct AnswerLevel
+{
+	struct AnswerLevel *below;
+	SubTransactionId given_in;
+	IdemHeld   *held;			/* entry of the claimed key; NULL: not held */
+	IdemLatest	latest;
+} AnswerLevel;
+
+typedef struct HeldSlot
+{
+	IdemHeld   *held;
+	uint32		hash;
+	char		status;
+} HeldSlot;
+
+/* For a lookup, an IdemHeld with nothing but a key is enough. */
+#define SH_PREFIX held_hash
+#define SH_ELEMENT_TYPE HeldSlot
+#define SH_KEY_TYPE IdemHeld *
+#define SH_KEY held
+#define SH_HASH_KEY(tb, element) idem_key_hash(&(element)->key)
+#define SH_EQUAL(tb, a, b) idem_key_equal(&(a)->key, &(b)->key)
+#define SH_STORE_HASH
+#define SH_GET_HASH(tb, slot) (slot)->hash
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+static MemoryContext held_context = NULL;
+static held_hash_hash *held_by_key; /* NULL: not needed yet */
+static dlist_head held_keys;
+static dlist_head settled_keys;
+static int64 unsettled_count;
+static AnswerLevel *answers;
+
+static void
+start_transaction(void)
+{
+	if (held_context != NULL)
+		return;
+	held_context = GenerationContextCreate(TopTransactionContext, "idem claims",
+										   ALLOCSET_DEFAULT_SIZES);
+	held_by_key = NULL;
+	dlist_init(&held_keys);
+	dlist_init(&settled_keys);
+	unsettled_count = 0;
+	answers = NULL;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			/* The memory goes with TopTransactionContext. */
+			held_context = NULL;
+			break;
+		default:
+			break;
+	}
+}
+
+static bool
+is_unsettled(const IdemHeld *held)
+{
+	return held->settled_in == InvalidSubTransactionId && !held->is_superseded;
+}
+
+/*
+ * There can be an earlier entry of the key: its request had failed and was claimed again, or
+ * it was forgotten, or its row was deleted by hand.  If the earlier entry is unsettled, it
+ * counts again only if the new claim is rolled back.
+ */
+static void
+index_held(held_hash_hash *table, IdemHeld *held)
+{
+	bool		found;
+	HeldSlot   *slot = held_hash_insert(table, held, &found);
+
+	if (found)
+	{
+		held->shadowed = slot->held;
+		if (is_unsettled(slot->held))
+		{
+			slot->held->is_superseded = true;
+			unsettled_count--;
+		}
+	}
+	slot->held = held;
+}
+
+/* After an error, a table that lacks keys must not be used: it is set when it is complete.  What
+ * is noted in the entries by then is right, and is noted once: the next try finds it so. */
+static void
+index_all_held(void)
+{
+	dlist_iter	iter;
+	held_hash_hash *table;
+
+	if (held_by_key != NULL)
+		return;
+	table = held_hash_create(held_context, 64, NULL);
+	dlist_foreach(iter, &held_keys)
+		index_held(table, dlist_container(IdemHeld, claim_node, iter.cur));
+	held_by_key = table;
+}
+
+/* A claim does not look for an earlier entry of its key.  Where the count of unsettled keys
+ * matters, this does. */
+static void
+supersede(void)
+{
+	if (held_context != NULL && unsettled_count > 1)
+		index_all_held();
+}
+
+/*
+ * Mostly the latest claim is asked for, or none.  So the hash table is made only when it is
+ * needed: making it in every transaction costs 5 % in figure 1 of the benchmark (fresh
+ * claims) and 4 % in figure 3 (claim and complete).
+ */
+static IdemHeld *
+find_held(const IdemKey *key)
+{
+	IdemHeld	probe = {.key = *key};
+	IdemHeld   *latest;
+	HeldSlot   *slot;
+
+	if (held_context == NULL || dlist_is_empty(&held_keys))
+		return NULL;
+	latest = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+	if (idem_key_equal(&latest->key, key))
+		return latest;
+
+	index_all_held();
+	slot = held_hash_lookup(held_by_key, &probe);
+	return slot != NULL ? slot->held : NULL;
+}
+
+static void
+remove_held(IdemHeld *held)
+{
+	for (AnswerLevel *level = answers; level != NULL; level = level->below)
+		if (level->held == held)
+			level->held = NULL;
+	/* The entry that superseded it is younger: it was removed first. */
+	Assert(!held->is_superseded);
+	/* A rollback has undone its settling first. */
+	Assert(is_unsettled(held));
+	unsettled_count--;
+	dlist_delete(&held->claim_node);
+	if (held_by_key != NULL && held->shadowed != NULL)
+		held_hash_lookup(held_by_key, held)->held = held->shadowed;
+	else if (held_by_key != NULL)
+		held_hash_delete(held_by_key, held);
+	if (held->shadowed != NULL && held->shadowed->is_superseded)
+	{
+		held->shadowed->is_superseded = false;
+		unsettled_count++;
+	}
+	pfree(held);
+}
+
+static void
+pop_answer(void)
+{
+	AnswerLevel *level = answers;
+
+	answers = level->below;
+	if (level->latest.result != NULL)
+		pfree(level->latest.result);
+	pfree(level);
+}
+
+static void
+undo_subtransaction(SubTransactionId aborted)
+{
+	while (answers != NULL && answers->given_in >= aborted)
+		pop_answer();
+
+	while (!dlist_is_empty(&settled_keys))
+	{
+		IdemHeld   *held = dlist_tail_element(IdemHeld, settle_node,
+											  &settled_keys);
+
+		if (held->settled_in < aborted)
+			break;
+		dlist_delete(&held->settle_node);
+		held->settled_in = InvalidSubTransactionId;
+		unsettled_count++;
+	}
+
+	while (!dlist_is_empty(&held_keys))
+	{
+		IdemHeld   *held = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+
+		if (held->claimed_in < aborted)
+			break;
+		remove_held(held);
+	}
+}
+
+/* There is at most one level for each open savepoint: a loop of blocks must not pile levels
+ * up. */
+static void
+merge_answers(SubTransactionId committed, SubTransactionId parent)
+{
+	AnswerLevel *level = answers;
+
+	if (level == NULL || level->given_in != committed)
+		return;
+	Assert(level->below == NULL || level->below->given_in <= parent);
+	level->given_in = parent;
+	if (level->below != NULL && level->below->given_in == parent)
+	{
+		answers = level->below;
+		level->below = answers->below;
+		pop_answer();
+		answers = level;
+	}
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (held_context == NULL)
+		return;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		undo_subtransaction(mine);
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+		merge_answers(mine, parent);
+}
+
+void
+idem_held_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+}
+
+static text *
+append_text(char **end, const text *source)
+{
+	text	   *copy = (text *) *end;
+
+	memcpy(copy, source, VARSIZE_ANY(source));
+	*end += INTALIGN(VARSIZE_ANY(source));
+	return copy;
+}
+
+static IdemHeld *
+make_held(const IdemKey *key)
+{
+	Size		bytes = MAXALIGN(sizeof(IdemHeld)) +
+		INTALIGN(VARSIZE_ANY(key->scope)) +
+		INTALIGN(VARSIZE_ANY(key->user_id)) +
+		INTALIGN(VARSIZE_ANY(key->request_id));
+	IdemHeld   *held = MemoryContextAlloc(held_context, bytes);
+	char	   *end = (char *) held + MAXALIGN(sizeof(IdemHeld));
+
+	held->key.scope = append_text(&end, key->scope);
+	held->key.user_id = append_text(&end, key->user_id);
+	held->key.request_id = append_text(&end, key->request_id);
+	held->claimed_in = GetCurrentSubTransactionId();
+	held->settled_in = InvalidSubTransactionId;
+	held->shadowed = NULL;
+	held->is_superseded = false;
+	return held;
+}
+
+static void
+set_result(AnswerLevel *level, const Jsonb *result)
+{
+	if (level->latest.result != NULL)
+		pfree(level->latest.result);
+	level->latest.result = NULL;
+	if (result != NULL)
+	{
+		level->latest.result = MemoryContextAlloc(held_context, VARSIZE(result));
+		memcpy(level->latest.result, result, VARSIZE(result));
+	}
+}
+
+/* The level of the current savepoint; the caller fills in its answer. */
+static AnswerLevel *
+current_level(void)
+{
+	SubTransactionId mine = GetCurrentSubTransactionId();
+
+	Assert(answers == NULL || answers->given_in <= mine);
+	if (answers == NULL || answers->given_in != mine)
+	{
+		AnswerLevel *level = MemoryContextAllocZero(held_context,
+													sizeof(AnswerLevel));
+
+		level->below = answers;
+		level->given_in = mine;
+		answers = level;
+	}
+	return answers;
+}
+
+static CommandId
+current_statement(void)
+{
+	return GetActiveSnapshot()->curcid;
+}
+
+void
+idem_held_note_claimed(const IdemKey *key, const FmgrInfo *place)
+{
+	AnswerLevel *level;
+	IdemHeld   *held;
+
+	start_transaction();
+	held = make_held(key);
+	held->place = place;
+	held->statement = current_statement();
+	if (held_by_key != NULL)
+		index_held(held_by_key, held);
+	dlist_push_tail(&held_keys, &held->claim_node);
+	unsettled_count++;
+
+	level = current_level();
+	level->held = held;
+	level->latest.outcome = IDEM_CLAIMED;
+	set_result(level, NULL);
+}
+
+void
+idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
+					  const Jsonb *result, bool ours)
+{
+	AnswerLevel *level;
+
+	Assert(outcome != IDEM_INVALID);
+	start_transaction();
+	level = current_level();
+	level->held = ours ? find_held(key) : NULL;
+	level->latest.outcome = outcome;
+	set_result(level, result);
+}
+
+/* If the latest claim call asked for this key, the short idem_result() now returns the
+ * result. */
+static void
+note_settled_answer(IdemHeld *held, const Jsonb *result)
+{
+	IdemOutcome outcome;
+	AnswerLevel *level;
+
+	if (answers == NULL || answers->held != held)
+		return;
+	outcome = answers->latest.outcome;
+	level = current_level();
+	level->held = held;
+	level->latest.outcome = outcome;
+	set_result(level, result);
+}
+
+/*
+ * An entry that is settled in the savepoint where it was claimed can go: a rollback undoes
+ * both or neither.  An entry that was claimed outside of this savepoint stays, because a
+ * rollback makes it unsettled again.  When an entry goes, the one that it superseded counts
+ * again, and is settled in the same way.
+ */
+void
+idem_held_note_settled(const IdemKey *key, const Jsonb *result)
+{
+	IdemHeld   *held;
+	IdemHeld   *superseded;
+
+	supersede();
+	/* key is not used after the first entry is removed: it can be that entry's own. */
+	for (held = find_held(key); held != NULL && is_unsettled(held);
+		 held = superseded)
+	{
+		superseded = held->shadowed;
+		note_settled_answer(held, result);
+		if (held->claimed_in == GetCurrentSubTransactionId())
+			remove_held(held);
+		else
+		{
+			held->settled_in = GetCurrentSubTransactionId();
+			dlist_push_tail(&settled_keys, &held->settle_node);
+			unsettled_count--;
+		}
+	}
+}
+
+bool
+idem_held_is_unsettled(const IdemKey *key)
+{
+	IdemHeld   *held = find_held(key);
+
+	return held != NULL && is_unsettled(held);
+}
+
+bool
+idem_held_is_claimed_elsewhere(const IdemKey *key, const FmgrInfo *place)
+{
+	IdemHeld   *held = find_held(key);
+
+	return held != NULL && is_unsettled(held) && held->place != place &&
+		held->statement == current_statement();
+}
+
+static char *
+name_unsettled(void)
+{
+	StringInfoData names;
+	dlist_iter	iter;
+	int			nnamed = 0;
+
+	initStringInfo(&names);
+	dlist_foreach(iter, &held_keys)
+	{
+		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+
+		if (!is_unsettled(held))
+			continue;
+		if (nnamed++ == NAMED_KEYS_MAX)
+		{
+			appendStringInfoString(&names, "; and more");
+			break;
+		}
+		if (names.len > 0)
+			appendStringInfoString(&names, "; ");
+		appendStringInfoString(&names, idem_key_to_string(&held->key));
+	}
+	return names.data;
+}
+
+const IdemKey *
+idem_held_only_unsettled(const char *command)
+{
+	dlist_iter	iter;
+
+	supersede();
+	if (held_context == NULL || unsettled_count == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: no unsettled request in this transaction",
+						command),
+				 errhint("Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.")));
+	if (unsettled_count > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s: more than one unsettled request in this transaction",
+						command),
+				 errdetail("It holds %lld: %s.", (long long) unsettled_count,
+						   name_unsettled()),
+				 errhint("Name the one that is meant: pass user_id, request_id and scope.")));
+
+	/* Mostly the last one */
+	dlist_reverse_foreach(iter, &held_keys)
+	{
+		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+
+		if (is_unsettled(held))
+			return &held->key;
+	}
+	pg_unreachable();
+}
+
+const IdemLatest *
+idem_held_latest(void)
+{
+	return held_context != NULL && answers != NULL ? &answers->latest : NULL;
+}

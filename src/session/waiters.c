@@ -1,0 +1,178 @@
+/*
+ * waiters.c
+ *	  Which keys processes wait for, in shared memory.
+ *
+ * Each process has a slot of its own, which it fills before it sleeps and empties after
+ * that.  Only readers of the list look into the slots of others.  So a claim that does not wait
+ * touches nothing here, and waiters do not meet each other.  The lock of a slot is held to
+ * copy it, which cannot fail.
+ *
+ * A wait can end in an error, such as a cancel.  The abort of the transaction or subtransaction
+ * that follows empties the slot; a process that is told to end (FATAL) aborts its transaction,
+ * too.  After a crash of any process, shared memory is made anew.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "storage/spin.h"
+
+#include "compat.h"
+#include "session/waiters.h"
+#include "shared/memory.h"
+
+#define KEY_PARTS 3
+
+typedef struct WaiterSlot
+{
+	slock_t		mutex;
+	Oid			database;		/* InvalidOid: it does not wait */
+	int			pid;
+	TransactionId xid;
+	uint8		bytes[KEY_PARTS];	/* lengths of scope, user and request, which follow */
+	char		key[KEY_PARTS * IDEM_KEY_PART_BYTES_MAX];
+} WaiterSlot;
+
+StaticAssertDecl(IDEM_KEY_PART_BYTES_MAX <= PG_UINT8_MAX,
+				 "the length of a part of a key must fit into a byte");
+
+static WaiterSlot *slots = NULL;	/* after idem_shared_use() */
+static bool waits = false;
+
+void
+idem_waiter_begin(const IdemKey *key, TransactionId xid)
+{
+	const text *parts[KEY_PARTS] = {key->scope, key->user_id, key->request_id};
+	WaiterSlot	fresh = {
+		.database = MyDatabaseId,
+		.pid = MyProcPid,
+		.xid = xid
+	};
+	WaiterSlot *slot;
+	char	   *end = fresh.key;
+
+	if (!idem_shared_use())
+		return;
+	for (int i = 0; i < KEY_PARTS; i++)
+	{
+		fresh.bytes[i] = VARSIZE_ANY_EXHDR(parts[i]);
+		memcpy(end, VARDATA_ANY(parts[i]), fresh.bytes[i]);
+		end += fresh.bytes[i];
+	}
+	slot = &slots[idem_process_number()];
+	SpinLockAcquire(&slot->mutex);
+	memcpy((char *) slot + offsetof(WaiterSlot, database),
+		   (char *) &fresh + offsetof(WaiterSlot, database),
+		   sizeof(WaiterSlot) - offsetof(WaiterSlot, database));
+	SpinLockRelease(&slot->mutex);
+	waits = true;
+}
+
+void
+idem_waiter_end(void)
+{
+	WaiterSlot *slot;
+
+	if (!waits)
+		return;
+	slot = &slots[idem_process_number()];
+	SpinLockAcquire(&slot->mutex);
+	slot->database = InvalidOid;
+	SpinLockRelease(&slot->mutex);
+	waits = false;
+}
+
+static text *
+copy_part(const char **start, int bytes)
+{
+	text	   *part = palloc(VARHDRSZ + bytes);
+
+	SET_VARSIZE(part, VARHDRSZ + bytes);
+	memcpy(VARDATA(part), *start, bytes);
+	*start += bytes;
+	return part;
+}
+
+int
+idem_waiters(IdemWaiter **waiters)
+{
+	int			n = 0;
+
+	if (idem_shared_state == IDEM_SHARED_NONE)
+		return -1;
+	idem_shared_require("know who waits");
+	*waiters = palloc(MaxBackends * sizeof(IdemWaiter));
+	for (int i = 0; i < MaxBackends; i++)
+	{
+		WaiterSlot	copy;
+		const char *start = copy.key;
+		IdemWaiter *waiter = &(*waiters)[n];
+
+		SpinLockAcquire(&slots[i].mutex);
+		memcpy(&copy, &slots[i], sizeof(copy));
+		SpinLockRelease(&slots[i].mutex);
+		if (copy.database != MyDatabaseId)
+			continue;
+		waiter->pid = copy.pid;
+		waiter->xid = copy.xid;
+		waiter->key.scope = copy_part(&start, copy.bytes[0]);
+		waiter->key.user_id = copy_part(&start, copy.bytes[1]);
+		waiter->key.request_id = copy_part(&start, copy.bytes[2]);
+		n++;
+	}
+	return n;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_ABORT)
+		idem_waiter_end();
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		idem_waiter_end();
+}
+
+static Size
+slots_size(void)
+{
+	return MaxBackends * sizeof(WaiterSlot);
+}
+
+static void
+init_slots(void *memory, int tranche)
+{
+	WaiterSlot *fresh = memory;
+
+	for (int i = 0; i < MaxBackends; i++)
+	{
+		SpinLockInit(&fresh[i].mutex);
+		fresh[i].database = InvalidOid;
+	}
+}
+
+static void
+use_slots(void *memory)
+{
+	slots = memory;
+}
+
+void
+idem_waiters_init(void)
+{
+	static const IdemSharedPart part = {
+		.size = slots_size,
+		.init = init_slots,
+		.use = use_slots
+	};
+
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+	idem_shared_add(&part);
+}

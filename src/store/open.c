@@ -1,0 +1,1006 @@
+/*
+ * open.c
+ *	  The claims table's lifetime: opening it, checking its shape, keeping it open for a
+ *	  transaction, and releasing it.
+ *
+ * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from
+ * the first claim of a transaction to its end (the_store).  They belong to the transaction's
+ * own resource owner and memory, not to the portal or the subtransaction that happens to
+ * claim first.  At the end of the transaction the relations are closed, and what was made of
+ * them is kept for the next one (kept_store).  They are released
+ *
+ *	- before the transaction commits or is prepared; an abort releases them by itself;
+ *	- when a subtransaction aborts in which any of them was opened;
+ *	- before any utility command: it could be DDL of the table, which the server refuses
+ *	  while the own session has the table open.  In a command that fires event triggers
+ *	  they are released after each use, since such a trigger can call us;
+ *	- at the next use after an invalidation of the table or of one of its indexes.
+ *
+ * Each function of the store takes it with idem_store_use() and gives it back with
+ * idem_store_done().  An error in between leaves in_use set until the subtransaction has
+ * aborted.  The abort has released the buffer pins of the scan by then, so the scan must not
+ * be ended: it is dropped with its memory.  (A nested subtransaction can abort in between
+ * only if the expression of a user's index calls a function that has one.)
+ *
+ * Locks, in this order:
+ *
+ *	1. RowExclusiveLock on the table, then on its indexes, until the transaction ends, as
+ *	   after any DML.  Unlike there they belong to the transaction and not to the portal or
+ *	   the savepoint, because the store stays open as long.  A claim holds locks 2 and 3 when
+ *	   it needs the other indexes, and for a lease the sequence of the tokens: then it takes
+ *	   these without waiting, and if one is refused gives 2 and 3 up before it waits;
+ *	2. for a lease, the lock of the key, from before the probe to after the write;
+ *	3. for a claim, the lock of the policies (policy.c), from the promise to after the
+ *	   write;
+ *	4. for an insertion, its speculative lock (store/rows.c), or the id of the subtransaction
+ *	   that writes many rows.
+ *
+ * While a transaction holds lock 4, it waits for no other transaction, with one exception:
+ * an index that a user made unique waits for the holder of an equal value, as in any INSERT.
+ * Only lock_timeout bounds that wait, not the deadline of the call.
+ *
+ * The store writes below the executor, and so does some of the executor's work itself.
+ * check_writable() refuses a transaction that may not write.  open_store() refuses a table
+ * that was given triggers, rules, row security, constraints or columns, because a direct
+ * insert would pass them by.  Columns that were dropped again do no harm.  Indexes that a
+ * user added are maintained.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/partition.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_constraint.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type_d.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/primnodes.h"
+#include "nodes/readfuncs.h"
+#include "storage/lmgr.h"
+#include "tcop/cmdtag.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "compat.h"
+#include "store/catalog.h"
+#include "store/internal.h"
+#include "store/relation_lock.h"
+
+/* InvalidOid stands for the type idem_state: its OID differs from database to database. */
+static const Oid claims_column_types[Natts_claims] = {
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
+	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
+};
+
+static const bool claims_column_not_null[Natts_claims] = {
+	true, false, false, true, true, true, true, false, false, false
+};
+
+/* The primary key's, in its order */
+static const AttrNumber key_columns[KEY_COLUMNS] = {
+	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
+};
+
+static IdemStore *the_store = NULL;
+static bool the_store_is_stale = false;
+
+/* What an earlier transaction has left; see keep_store() */
+static IdemStore *kept_store = NULL;
+static bool kept_store_is_stale = false;
+
+#ifdef RELCACHE_FORCE_RELEASE
+static const bool relcache_forgets = true;
+#else
+static const bool relcache_forgets = false;
+#endif
+
+/* The index and the table that idem_store_is_of_unsettled() was asked for last, and the answer */
+static Oid	asked_index = InvalidOid;
+static Oid	asked_claims = InvalidOid;
+static bool asked_index_is_of_unsettled = false;
+
+/* Number of running commands, one inside the other, that fire event triggers */
+static int	ddl_depth = 0;
+
+/* Relations that this transaction has locked, and whether it has written any row */
+static Oid	locked_claims = InvalidOid;
+static Oid	locked_key_index = InvalidOid;
+static Oid	locked_tokens = InvalidOid;
+static bool has_written = false;
+
+/* The relation whose lock idem_store_prepare_write() did not get */
+static Oid	refused_relation = InvalidOid;
+
+static ProcessUtility_hook_type next_process_utility;
+
+/* hint: what helps.  If the table has more than one such thing, the next error names it. */
+static void
+refuse_table(Relation claims, const char *reason, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("table \"%s\" cannot hold claims: it has %s",
+					RelationGetRelationName(claims), reason),
+			 errdetail("Claims are written directly into the table, without the executor, so that this would be ignored or do harm."),
+			 errhint("%s", hint)));
+}
+
+char *
+idem_store_qualified_name(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  get_rel_name(relid));
+}
+
+/* change: the rest of ALTER TABLE name ...; NULL: no ALTER TABLE helps. */
+static void
+refuse_layout(Relation claims, const char *change)
+{
+	const char *hint = "Dump this database and restore it: a dropped column cannot come back to its place in the table.";
+
+	if (change != NULL)
+		hint = psprintf("Run ALTER TABLE %s %s.",
+						idem_store_qualified_name(RelationGetRelid(claims)), change);
+	refuse_table(claims, "another layout than the extension gave it", hint);
+}
+
+static void
+check_storage(Relation claims)
+{
+	if (claims->rd_rel->relkind != RELKIND_RELATION)
+		refuse_layout(claims, NULL);
+	if (claims->rd_rel->relispartition)
+		refuse_table(claims, "become a partition",
+					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
+							  idem_store_qualified_name(get_partition_parent(RelationGetRelid(claims),
+																			 true)),
+							  idem_store_qualified_name(RelationGetRelid(claims))));
+	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
+		refuse_layout(claims, "SET ACCESS METHOD heap");
+	if (claims->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		refuse_layout(claims, "SET LOGGED");
+}
+
+/* The column must be as in the install script.  A missing value is refused too: the column
+ * must read as NULL where a row ends before it. */
+static void
+check_column(Relation claims, int i)
+{
+	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
+	Oid			type = OidIsValid(claims_column_types[i]) ?
+		claims_column_types[i] : idem_catalog()->state_type;
+
+	if (column->attisdropped || column->atthasmissing)
+		refuse_layout(claims, NULL);
+	if (column->atttypid != type ||
+		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
+	{
+		const char *name = quote_identifier(NameStr(column->attname));
+		const char *type_name = format_type_be_qualified(type);
+
+		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
+									   name, type_name,
+									   type == TEXTOID ? " COLLATE \"C\"" : "",
+									   name, type_name));
+	}
+	if (column->attnotnull != claims_column_not_null[i])
+		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL",
+									   quote_identifier(NameStr(column->attname)),
+									   column->attnotnull ? "DROP" : "SET"));
+}
+
+/*
+ * The first columns must be those of the install script.  After them, dropped columns are
+ * accepted: a column that somebody added and dropped again stays there for good.  Each row
+ * that we write has NULL in it.
+ */
+static void
+check_layout(Relation claims)
+{
+	TupleDesc	desc = RelationGetDescr(claims);
+
+	idem_refuse_distributed(claims);
+	check_storage(claims);
+	if (desc->natts < Natts_claims)
+		refuse_layout(claims, NULL);
+	for (int i = 0; i < Natts_claims; i++)
+		check_column(claims, i);
+	for (int i = Natts_claims; i < desc->natts; i++)
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			refuse_layout(claims,
+						  psprintf("DROP COLUMN %s",
+								   quote_identifier(NameStr(TupleDescAttr(desc, i)->attname))));
+}
+
+static void
+check_direct_writes(Relation claims)
+{
+	TupleConstr *constraints = RelationGetDescr(claims)->constr;
+
+	if (claims->trigdesc != NULL)
+		refuse_table(claims, "triggers, foreign keys or deferrable constraints",
+					 "Drop them, also foreign keys of other tables that refer to it, and react to the application's own tables instead.");
+	if (claims->rd_rules != NULL && claims->rd_rules->numLocks > 0)
+		refuse_table(claims, "rules", "Drop them.");
+	if (claims->rd_rel->relrowsecurity)
+		refuse_table(claims, "row security",
+					 psprintf("Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY. Grant the functions rather than the table.",
+							  idem_store_qualified_name(RelationGetRelid(claims))));
+	if (constraints != NULL && constraints->num_check > 0)
+		refuse_table(claims, "CHECK constraints", "Drop them.");
+}
+
+static void
+unlock_for_transaction(Oid *locked)
+{
+	Assert(OidIsValid(*locked) && !has_written);
+	idem_relation_unlock(*locked, RowExclusiveLock);
+	*locked = InvalidOid;
+}
+
+/* Also processes the invalidations of what was committed before. */
+static void
+lock_for_transaction(Oid *locked, Oid relid)
+{
+	if (*locked == relid)
+		return;
+	if (OidIsValid(*locked) && !has_written)
+		unlock_for_transaction(locked);
+	if (!idem_relation_lock_try(relid, RowExclusiveLock))
+	{
+		/* Wait for it under the caller's owner, which cleans up after an error. */
+		LockRelationOid(relid, RowExclusiveLock);
+		(void) idem_relation_lock_try(relid, RowExclusiveLock);
+		UnlockRelationOid(relid, RowExclusiveLock);
+	}
+	*locked = relid;
+	AcceptInvalidationMessages();
+}
+
+/*
+ * The table can have been dropped after the catalog was read.  Locking it then processes the
+ * invalidation, and idem_catalog() finds the new table, or raises the error that there is
+ * none.
+ */
+static Relation
+open_claims_to_write(void)
+{
+	Relation	claims;
+
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		lock_for_transaction(&locked_claims, idem_catalog()->claims);
+		claims = try_table_open(locked_claims, NoLock);
+	} while (claims == NULL);
+	check_layout(claims);
+	return claims;
+}
+
+/* The hint names the columns as they are called now: they can have been renamed. */
+static void
+refuse_key(Relation claims)
+{
+	Oid			present;
+	const char *drop = "";
+	const char *columns[KEY_COLUMNS];
+
+	(void) get_primary_key_attnos(RelationGetRelid(claims), true, &present);
+	if (OidIsValid(present))
+		drop = psprintf("DROP CONSTRAINT %s, ",
+						quote_identifier(get_constraint_name(present)));
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		columns[i] = quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(claims),
+															key_columns[i] - 1)->attname));
+	refuse_table(claims, "another primary key than the extension gave it",
+				 psprintf("Run ALTER TABLE %s %sADD PRIMARY KEY (%s, %s, %s). It is what prevents a second execution.",
+						  idem_store_qualified_name(RelationGetRelid(claims)), drop,
+						  columns[0], columns[1], columns[2]));
+}
+
+static Relation
+open_key_index(Relation claims, bool to_write)
+{
+	Oid			oid = idem_primary_key_index(claims);
+	Relation	index = NULL;
+	bool		same;
+
+	if (OidIsValid(oid) && to_write)
+		lock_for_transaction(&locked_key_index, oid);
+	if (OidIsValid(oid))
+		index = index_open(oid, to_write ? NoLock : AccessShareLock);
+	same = index != NULL && index->rd_index->indisvalid &&
+		index->rd_rel->relam == BTREE_AM_OID &&
+		index->rd_index->indnkeyatts == KEY_COLUMNS;
+
+	for (int i = 0; same && i < KEY_COLUMNS; i++)
+		same = index->rd_index->indkey.values[i] == key_columns[i] &&
+			index->rd_indcollation[i] == C_COLLATION_OID;
+	if (!same)
+		refuse_key(claims);
+	return index;
+}
+
+/*
+ * As open_claims_to_write().  Also, the DDL that the lock has waited for can have put another
+ * table in this one's place, so the catalog is asked again.  A writer need not ask: the store
+ * is then stale.
+ */
+void
+idem_store_open_to_read(Relation *claims, Relation *key_index)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		*claims = try_table_open(idem_catalog()->claims, AccessShareLock);
+		if (*claims == NULL)
+			continue;
+		if (idem_catalog()->claims == RelationGetRelid(*claims))
+			break;
+		table_close(*claims, AccessShareLock);
+	}
+	check_layout(*claims);
+	*key_index = open_key_index(*claims, false);
+}
+
+/* ScanKeyInit() sets collation "C", which the columns have. */
+void
+idem_store_init_keys(ScanKey keys)
+{
+	for (int i = 0; i < KEY_COLUMNS; i++)
+		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
+}
+
+/* predicate: of an index, as the catalog has it.  Whether it is: state = 'in_progress' */
+static bool
+is_in_progress(Node *predicate)
+{
+	OpExpr	   *equal = (OpExpr *) predicate;
+	Var		   *column;
+	Const	   *label;
+
+	if (!IsA(predicate, OpExpr) || get_opcode(equal->opno) != F_ENUM_EQ ||
+		!IsA(linitial(equal->args), Var) || !IsA(lsecond(equal->args), Const))
+		return false;
+	column = linitial_node(Var, equal->args);
+	label = lsecond_node(Const, equal->args);
+	return column->varattno == Anum_claims_state && !label->constisnull &&
+		DatumGetObjectId(label->constvalue) ==
+		idem_catalog()->state[IDEM_STATE_IN_PROGRESS];
+}
+
+/* A user can give another index the name of one of ours, and it can have expressions. */
+static bool
+is_plain_index(HeapTuple index, AttrNumber column)
+{
+	Form_pg_index form = (Form_pg_index) GETSTRUCT(index);
+
+	return !form->indisunique && form->indnatts == 1 &&
+		form->indkey.values[0] == column;
+}
+
+/* Whether it is the index of the times of expiry, as the extension makes it */
+static bool
+is_by_expiry(Oid index)
+{
+	HeapTuple	tuple;
+	bool		is_ours;
+
+	if (index != idem_catalog()->claims_by_expiry)
+		return false;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	is_ours = is_plain_index(tuple, Anum_claims_expires_at) &&
+		heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
+	ReleaseSysCache(tuple);
+	return is_ours;
+}
+
+/* From the catalog, without opening the index: a claim of a marker asks for it, and needs
+ * nothing else of it. */
+bool
+idem_store_is_of_unsettled(Oid index, Relation claims)
+{
+	HeapTuple	tuple;
+	Datum		predicate;
+	bool		isnull;
+
+	if (!OidIsValid(index))
+		return false;
+	/* The index of a table that was replaced keeps its OID and its name. */
+	if (index == asked_index && RelationGetRelid(claims) == asked_claims)
+		return asked_index_is_of_unsettled;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	predicate = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indpred,
+								&isnull);
+	asked_index_is_of_unsettled = !isnull &&
+		is_plain_index(tuple, Anum_claims_scope) &&
+		((Form_pg_index) GETSTRUCT(tuple))->indrelid == RelationGetRelid(claims) &&
+		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
+	ReleaseSysCache(tuple);
+	asked_index = index;
+	asked_claims = RelationGetRelid(claims);
+	return asked_index_is_of_unsettled;
+}
+
+Relation
+idem_store_try_open_index(Oid index, Relation claims, LOCKMODE mode)
+{
+	if (!OidIsValid(index) ||
+		IndexGetRelation(index, true) != RelationGetRelid(claims))
+		return NULL;
+	return try_relation_open(index, mode);
+}
+
+/* Sets which indexes the table has, and which of them are not of the extension.  The current
+ * memory context is the store's. */
+static void
+look_at_indexes(IdemStore *store)
+{
+	List	   *indexes = RelationGetIndexList(store->claims);
+	Oid			unsettled = idem_catalog()->claims_unsettled;
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+	{
+		if (lfirst_oid(cell) == unsettled &&
+			idem_store_is_of_unsettled(unsettled, store->claims))
+			store->unsettled_index = unsettled;
+		else if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
+				 !is_by_expiry(lfirst_oid(cell)))
+			store->has_user_index = true;
+	}
+	store->index_oids = indexes;
+}
+
+static void
+check_writable(const char *command)
+{
+	if (XactReadOnly)
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot execute %s in a read-only transaction", command),
+				 RecoveryInProgress() ?
+				 errhint("This server is a standby: send the request to the primary.") :
+				 errhint("Use a read-write transaction, the one that does the work.")));
+	PreventCommandIfParallelMode(command);
+	PreventCommandDuringRecovery(command);
+}
+
+/* Keeps a relation open, which the caller has opened and closes, until release_store(). */
+static void
+keep_open(Relation rel)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	RelationIncrementReferenceCount(rel);
+	CurrentResourceOwner = owner;
+}
+
+static void
+make_slots(IdemStore *store)
+{
+	/* A copy of the descriptor has no reference count to give back. */
+	TupleDesc	desc = CreateTupleDescCopy(RelationGetDescr(store->claims));
+
+	store->slot = MakeSingleTupleTableSlot(desc,
+										   table_slot_callbacks(store->claims));
+	store->marker = CreateTemplateTupleDesc(Natts_marker);
+	for (int i = 1; i <= Natts_marker; i++)
+		TupleDescCopyEntry(store->marker, i, desc, i);
+	idem_tuple_desc_done(store->marker);
+}
+
+/* From here on it is the transaction's, with references of its own to the relations. */
+static void
+use_for_transaction(IdemStore *store)
+{
+	Assert(the_store == NULL && store->nkept == 0);
+	store->in_use = true;
+	store->used_in = store->opened_in = GetCurrentSubTransactionId();
+	MemoryContextSetParent(store->context, TopTransactionContext);
+	the_store = store;
+	for (; store->nkept < IDEM_STORE_KEPT; store->nkept++)
+		keep_open(store->nkept == 0 ? store->claims : store->key_index);
+}
+
+/*
+ * Opens, checks and allocates under the resource owner and in the memory of the caller's
+ * subtransaction, so that an error leaves nothing behind.  Only then the_store is set, in
+ * use, and the transaction takes its own references: from there on, the abort of the
+ * subtransaction releases the store, with as many references as it has.
+ */
+static void
+open_store(void)
+{
+	MemoryContext context = AllocSetContextCreate(CurTransactionContext,
+												  "idem store",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	IdemStore  *store = palloc0(sizeof(IdemStore));
+	IndexScanDesc scan;
+
+	Assert(the_store == NULL);
+	store->context = context;
+	store->claims = open_claims_to_write();
+	check_direct_writes(store->claims);
+	store->key_index = open_key_index(store->claims, true);
+	store->claims_oid = RelationGetRelid(store->claims);
+	store->key_index_oid = RelationGetRelid(store->key_index);
+	look_at_indexes(store);
+	InitDirtySnapshot(store->dirty);
+	idem_store_init_keys(store->keys);
+	make_slots(store);
+	scan = idem_index_beginscan(store->claims, store->key_index,
+								&store->dirty, KEY_COLUMNS);
+
+	store->scan = scan;
+	use_for_transaction(store);
+	/* The caller's references: the scan's, the index's and the table's */
+	RelationClose(store->key_index);
+	index_close(store->key_index, NoLock);
+	table_close(store->claims, NoLock);
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+close_relations(IdemStore *store)
+{
+	for (int i = 0; i < store->nkept_indexes; i++)
+		RelationClose(store->target->ri_IndexRelationDescs[i]);
+	store->nkept_indexes = 0;
+	while (store->nkept > 0)
+		RelationClose(--store->nkept == 0 ? store->claims : store->key_index);
+}
+
+static void
+release_store(void)
+{
+	IdemStore  *store = the_store;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	Assert(store != NULL);
+	the_store = NULL;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	/* If it was in use, an abort has released the scan's pins: drop only its reference. */
+	if (!store->in_use)
+	{
+		Assert(store->nkept == IDEM_STORE_KEPT);
+		index_endscan(store->scan);
+		store->nkept--;
+	}
+	close_relations(store);
+	if (store->estate != NULL)
+		FreeExecutorState(store->estate);
+	MemoryContextDelete(store->context);
+	CurrentResourceOwner = owner;
+}
+
+/*
+ * The end of a transaction closes the store, and keeps what was made of the relations for the
+ * next transaction of this session.  The relations are not open meanwhile; after an
+ * invalidation of any of them the next transaction makes all of it again.  Not kept are
+ * expressions and predicates of a user's index, and the room for a batch.
+ *
+ * A server built with RELCACHE_FORCE_RELEASE frees a relation that is closed, without an
+ * invalidation, so nothing is kept there.
+ */
+static void
+keep_store(void)
+{
+	IdemStore  *store = the_store;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	Assert(kept_store == NULL);
+	if (the_store_is_stale || store->has_user_index || store->nnew_rows > 1 ||
+		relcache_forgets)
+	{
+		release_store();
+		return;
+	}
+	the_store = NULL;
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	close_relations(store);
+	CurrentResourceOwner = owner;
+	MemoryContextSetParent(store->context, TopMemoryContext);
+	kept_store = store;
+	kept_store_is_stale = false;
+}
+
+static void
+forget_kept_store(void)
+{
+	/* The scan has no reference to give back. */
+	MemoryContextDelete(kept_store->context);
+	kept_store = NULL;
+}
+
+/*
+ * Opens the kept store; false: there is none that can be used.  Locks the relations first,
+ * which receives the invalidations of all changes that were committed before, as when they are
+ * opened for the first time.
+ */
+static bool
+open_kept_store(void)
+{
+	IdemStore  *store = kept_store;
+	Relation	claims;
+	Relation	key_index;
+
+	if (store == NULL)
+		return false;
+	lock_for_transaction(&locked_claims, idem_catalog()->claims);
+	if (!kept_store_is_stale && locked_claims == store->claims_oid)
+		lock_for_transaction(&locked_key_index, store->key_index_oid);
+	if (kept_store_is_stale || locked_claims != store->claims_oid)
+	{
+		forget_kept_store();
+		return false;
+	}
+	claims = table_open(store->claims_oid, NoLock);
+	key_index = index_open(store->key_index_oid, NoLock);
+	/* The extension Citus can have distributed the table without an invalidation. */
+	idem_refuse_distributed(claims);
+	if (!kept_store_is_stale && claims == store->claims &&
+		key_index == store->key_index)
+	{
+		kept_store = NULL;
+		the_store_is_stale = false;
+		ItemPointerSetInvalid(&store->latest);
+		use_for_transaction(store);
+	}
+	else
+		forget_kept_store();
+	index_close(key_index, NoLock);
+	table_close(claims, NoLock);
+	return the_store != NULL;
+}
+
+IdemStore *
+idem_store_use(void)
+{
+	/* See IdemRowRef. */
+	Assert(HaveRegisteredOrActiveSnapshot());
+	if (the_store != NULL && the_store->in_use)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("claims cannot be made while a claim is being stored"),
+				 errhint("Do not call functions of idem from an index on idem_claims.")));
+	if (the_store != NULL && the_store_is_stale)
+		release_store();
+	if (the_store == NULL)
+	{
+		/* Cleared before the catalogs are read: an invalidation after that counts. */
+		the_store_is_stale = false;
+		if (!open_kept_store())
+			open_store();
+	}
+	the_store->in_use = true;
+	the_store->used_in = GetCurrentSubTransactionId();
+	return the_store;
+}
+
+void
+idem_store_done(IdemStore *store)
+{
+	Assert(store == the_store && store->in_use);
+	store->in_use = false;
+	/* An event trigger runs before the command that fires it, which may be DDL of ours. */
+	if (ddl_depth > 0)
+		release_store();
+}
+
+void
+idem_store_reopen(void)
+{
+	idem_store_done(idem_store_use());
+}
+
+void
+idem_store_open(const char *command)
+{
+	check_writable(command);
+	idem_store_reopen();
+}
+
+void
+idem_store_step_back(void)
+{
+	if (has_written)
+		return;
+	Assert(the_store == NULL || !the_store->in_use);
+	if (the_store != NULL)
+		release_store();
+	if (OidIsValid(locked_key_index))
+		unlock_for_transaction(&locked_key_index);
+	if (OidIsValid(locked_claims))
+		unlock_for_transaction(&locked_claims);
+}
+
+/* False: with dont_wait, if others have a lock that conflicts. */
+static bool
+lock_to_write(Oid relid, bool dont_wait)
+{
+	Oid			locked = InvalidOid;
+
+	if (!dont_wait)
+		lock_for_transaction(&locked, relid);
+	else if (idem_relation_lock_try(relid, RowExclusiveLock))
+		AcceptInvalidationMessages();
+	else
+	{
+		refused_relation = relid;
+		return false;
+	}
+	return true;
+}
+
+/* Locks all of them before any is opened: the wait for a lock can end in an error. */
+static bool
+lock_indexes(const List *indexes, bool dont_wait)
+{
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+		if (!lock_to_write(lfirst_oid(cell), dont_wait))
+			return false;
+	return true;
+}
+
+/* Opens the nth index of the target under the caller's owner, as in open_store(): an
+ * expression of a user's index can raise an error here. */
+static void
+open_index(ResultRelInfo *target, int n, Oid oid)
+{
+	Relation	index = index_open(oid, NoLock);
+
+	/* A kept store has what was made of this index before. */
+	if (the_store_is_stale || index != target->ri_IndexRelationDescs[n])
+		target->ri_IndexRelationInfo[n] = BuildIndexInfo(index);
+	target->ri_IndexRelationDescs[n] = index;
+}
+
+static void
+keep_index(IdemStore *store, int n)
+{
+	Assert(n == store->nkept_indexes);
+	keep_open(store->target->ri_IndexRelationDescs[n]);
+	store->nkept_indexes++;
+	index_close(store->target->ri_IndexRelationDescs[n], NoLock);
+}
+
+static void
+make_target(IdemStore *store, int nindexes)
+{
+	ResultRelInfo *target = makeNode(ResultRelInfo);
+
+	store->estate = CreateExecutorState();
+	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
+	/* Range table index 0: there is no range table, and there are no rights to check. */
+	InitResultRelInfo(target, store->claims, 0, NULL, 0);
+	target->ri_IndexRelationDescs = palloc0(nindexes * sizeof(Relation));
+	target->ri_IndexRelationInfo = palloc0(nindexes * sizeof(IndexInfo *));
+	store->target = target;
+	store->nindexes_max = nindexes;
+}
+
+/* The indexes that can have an entry of any row.  Like ExecOpenIndices(), which would open the
+ * index of unsettled rows, too. */
+static bool
+open_indexes(IdemStore *store, bool dont_wait)
+{
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
+	List	   *indexes = list_delete_oid(RelationGetIndexList(store->claims),
+										  store->unsettled_index);
+	int			most = list_length(indexes) + 1;	/* with the index of unsettled rows */
+
+	Assert(store->nkept_indexes == 0);
+	if (!lock_indexes(indexes, dont_wait))
+	{
+		list_free(indexes);
+		MemoryContextSwitchTo(caller);
+		return false;
+	}
+	store->opened_in = GetCurrentSubTransactionId();
+	if (store->target == NULL || store->nindexes_max != most)
+		make_target(store, most);
+	for (int i = 0; i < list_length(indexes); i++)
+		open_index(store->target, i, list_nth_oid(indexes, i));
+	store->nindexes_of_all = list_length(indexes);
+	for (int i = 0; i < store->nindexes_of_all; i++)
+		keep_index(store, i);
+	list_free(indexes);
+	MemoryContextSwitchTo(caller);
+	return true;
+}
+
+static bool
+open_unsettled_index(IdemStore *store, bool dont_wait)
+{
+	int			n = store->nindexes_of_all;
+	MemoryContext caller;
+
+	if (!OidIsValid(store->unsettled_index) || store->nkept_indexes > n)
+		return true;
+	if (!lock_to_write(store->unsettled_index, dont_wait))
+		return false;
+	caller = MemoryContextSwitchTo(store->context);
+	store->opened_in = GetCurrentSubTransactionId();
+	open_index(store->target, n, store->unsettled_index);
+	keep_index(store, n);
+	MemoryContextSwitchTo(caller);
+	return true;
+}
+
+void
+idem_store_choose_indexes(IdemStore *store, IdemState state)
+{
+	Assert(store->target != NULL && store->in_use);
+	store->target->ri_NumIndices = store->nindexes_of_all;
+	if (state == IDEM_STATE_IN_PROGRESS)
+	{
+		(void) open_unsettled_index(store, false);
+		store->target->ri_NumIndices = store->nkept_indexes;
+	}
+}
+
+/* Otherwise the server waits for the sequence's lock when the first token is drawn. */
+static bool
+lock_tokens(void)
+{
+	Oid			tokens = idem_catalog()->tokens;
+
+	if (locked_tokens == tokens)
+		return true;
+	if (!lock_to_write(tokens, true))
+		return false;
+	locked_tokens = tokens;
+	return true;
+}
+
+/* It counts as written from here on: so what is locked stays locked. */
+bool
+idem_store_prepare_write(bool is_lease)
+{
+	IdemStore  *store = idem_store_use();
+	bool		is_ready;
+
+	has_written = true;
+	is_ready = (store->nkept_indexes > 0 || open_indexes(store, true)) &&
+		(!is_lease || (open_unsettled_index(store, true) && lock_tokens()));
+	idem_store_done(store);
+	return is_ready;
+}
+
+/* The lock is the transaction's, as in lock_for_transaction(): the next attempt can be refused it
+ * again, while somebody waits for our transaction. */
+void
+idem_store_wait_lock(SubTransactionId subtransaction)
+{
+	Oid			locked = InvalidOid;
+
+	lock_for_transaction(&locked, refused_relation);
+}
+
+IdemStore *
+idem_store_use_to_write(CmdType command)
+{
+	IdemStore  *store = idem_store_use();
+
+	CheckCmdReplicaIdentity(store->claims, command);
+	has_written = true;
+	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
+		store->nkept_indexes == 0)
+		(void) open_indexes(store, false);
+	return store;
+}
+
+/* It only marks: an invalidation callback must not fail, nor read catalogs. */
+static void
+invalidate_store(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == asked_index)
+		asked_index = InvalidOid;
+	if (kept_store != NULL &&
+		(relid == InvalidOid || relid == kept_store->claims_oid ||
+		 list_member_oid(kept_store->index_oids, relid)))
+		kept_store_is_stale = true;
+	if (the_store_is_stale)
+		return;
+	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
+		relid == RelationGetRelid(the_store->claims) ||
+		list_member_oid(the_store->claims->rd_indexlist, relid);
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			Assert(the_store == NULL || !the_store->in_use);
+			if (the_store != NULL)
+				keep_store();
+			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_PREPARE:
+		case XACT_EVENT_ABORT:
+			the_store = NULL;
+			locked_claims = locked_key_index = locked_tokens = InvalidOid;
+			has_written = false;
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
+		((the_store->in_use && the_store->used_in >= mine) ||
+		 the_store->opened_in >= mine))
+		release_store();
+}
+
+static void
+release_before_utility(PlannedStmt *statement, const char *query,
+					   bool read_only_tree, ProcessUtilityContext context,
+					   ParamListInfo params, QueryEnvironment *environment,
+					   DestReceiver *dest, QueryCompletion *completion)
+{
+	int			outer_ddl_depth = ddl_depth;
+
+	/*
+	 * A store in use stays: the command comes from inside of that use, from a function in a
+	 * user's index, say.  And SAVEPOINT and its like are frequent and no DDL.
+	 */
+	if (the_store != NULL && !the_store->in_use &&
+		!IsA(statement->utilityStmt, TransactionStmt))
+		release_store();
+	if (command_tag_event_trigger_ok(CreateCommandTag(statement->utilityStmt)))
+		ddl_depth++;
+	PG_TRY();
+	{
+		next_process_utility(statement, query, read_only_tree, context, params,
+							 environment, dest, completion);
+	}
+	PG_FINALLY();
+	{
+		ddl_depth = outer_ddl_depth;
+	}
+	PG_END_TRY();
+}
+
+void
+idem_store_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+	CacheRegisterRelcacheCallback(invalidate_store, (Datum) 0);
+	next_process_utility = ProcessUtility_hook != NULL ?
+		ProcessUtility_hook : standard_ProcessUtility;
+	ProcessUtility_hook = release_before_utility;
+}
+

@@ -1,0 +1,374 @@
+/*
+ * policy.c
+ *	  What the claims of a scope promise, cached and invalidated.
+ *
+ * The policy is read from idem_scopes.  A change of rows invalidates nothing by itself, so
+ * the table's trigger sends a relcache invalidation to all backends.  idem_policy()
+ * processes pending invalidations, so a change acts from the next claim after its commit.
+ *
+ * A scope without a row is cached as well: an INSERT also sends the invalidation.  Settings
+ * are not copied into the cache, but read when they are needed.
+ *
+ * guarded_since is right because of a lock.  A claim takes RowShareLock on idem_scopes,
+ * checks that its policy is still the current one, reads the clock, writes its row and
+ * unlocks.  The trigger that sets guarded_since takes ExclusiveLock before it reads the
+ * clock, and holds it until the change commits (scopes.c).  Two kinds of calls need no lock:
+ * a call that finds its key claimed writes no promise, and a call that settles, extends or
+ * fences a lease writes one only to an existing row, which guards its key by itself.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "guc.h"
+#include "store/catalog.h"
+#include "store/interval.h"
+#include "store/key.h"
+#include "store/policy.h"
+#include "store/relation_lock.h"
+#include "store/scopes.h"
+
+/* Every name that is used adds a scope: drop all when there are this many. */
+#define CACHED_SCOPES_MAX 1000
+
+#define FROM_SETTINGS (-1)
+
+typedef struct CachedScope
+{
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	IdemPolicy	policy;			/* FROM_SETTINGS where the row has NULL */
+} CachedScope;
+
+static HTAB *cached_scopes = NULL;
+static CachedScope *latest_scope = NULL;	/* most calls ask for it again */
+static Oid	cached_relid = InvalidOid;
+static uint64 invalidations = 0;
+static Oid	locked_scopes = InvalidOid; /* InvalidOid: not locked */
+static SubTransactionId locked_in;
+static uint64 locks_taken = 0;	/* the number of the latest lock */
+
+/* May be called in any state of a transaction: must not read a catalog, nor fail. */
+static void
+invalidate_scopes(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == cached_relid)
+	{
+		cached_relid = InvalidOid;
+		invalidations++;
+	}
+}
+
+static void
+empty_cache(void)
+{
+	HASH_SEQ_STATUS seq;
+	CachedScope *entry;
+
+	latest_scope = NULL;
+	hash_seq_init(&seq, cached_scopes);
+	while ((entry = hash_seq_search(&seq)) != NULL)
+		(void) hash_search(cached_scopes, entry->name, HASH_REMOVE, NULL);
+}
+
+/* A callback cannot be given back, and the server has room for few: register it once, also if
+ * making the table fails.  Keep the table: a new one each time could fail, and leave memory. */
+static void
+reset_cache(Oid relid)
+{
+	static bool callback_registered = false;
+	HASHCTL		ctl = {
+		.keysize = sizeof(((CachedScope *) NULL)->name),
+		.entrysize = sizeof(CachedScope),
+		.hcxt = TopMemoryContext
+	};
+
+	cached_relid = InvalidOid;
+	if (!callback_registered)
+		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
+	callback_registered = true;
+	if (cached_scopes != NULL)
+		empty_cache();
+	else
+		cached_scopes = hash_create("idem scopes", 16, &ctl,
+									HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	cached_relid = relid;
+}
+
+static bool
+column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
+{
+	bool		isnull;
+	Datum		datum = slot_getattr(slot, column, &isnull);
+	char	   *stored;
+	bool		is_equal;
+
+	if (isnull)
+		return false;
+	stored = TextDatumGetCString(datum);
+	is_equal = strcmp(stored, value) == 0;
+	pfree(stored);
+	return is_equal;
+}
+
+static int64
+length_us(TupleTableSlot *slot, AttrNumber column)
+{
+	bool		isnull;
+	Datum		datum = slot_getattr(slot, column, &isnull);
+
+	return isnull ? FROM_SETTINGS : idem_interval_us(DatumGetIntervalP(datum));
+}
+
+static void
+read_policy(TupleTableSlot *slot, IdemPolicy *policy)
+{
+	bool		isnull;
+	Datum		datum;
+
+	policy->ttl_us = length_us(slot, Anum_scopes_ttl);
+	policy->lease_us = length_us(slot, Anum_scopes_lease);
+	policy->lease_max_us = length_us(slot, Anum_scopes_lease_max);
+	datum = slot_getattr(slot, Anum_scopes_result_max_bytes, &isnull);
+	if (!isnull)
+		policy->result_max_bytes = DatumGetInt32(datum);
+	datum = slot_getattr(slot, Anum_scopes_guarded_since, &isnull);
+	if (!isnull)
+		policy->guarded_since = DatumGetTimestampTz(datum);
+	policy->failed_retryable = column_is(slot, Anum_scopes_failed, "retryable");
+	policy->lapsed_unknown = column_is(slot, Anum_scopes_lapsed, "unknown");
+	policy->expired_reclaim = column_is(slot, Anum_scopes_expired, "reclaim");
+	policy->key_time_uuidv7 = column_is(slot, Anum_scopes_key_time, "uuidv7");
+	policy->is_declared = true;
+}
+
+/* Reads the latest committed row, and one of this transaction. */
+static void
+load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
+{
+	Oid			index_oid = idem_primary_key_index(scopes);
+	Relation	index = index_open(index_oid, AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(scopes, NULL);
+	/* For a table that is no catalog it is new each time; parallel mode allows it. */
+	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
+	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
+	ScanKeyData key;
+
+	ScanKeyInit(&key, Anum_scopes_scope, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(scope));
+	index_rescan(scan, &key, 1, NULL, 0);
+	if (index_getnext_slot(scan, ForwardScanDirection, slot))
+		read_policy(slot, policy);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+}
+
+static void
+load_scope(const text *scope, IdemPolicy *policy)
+{
+	Relation	scopes = idem_scopes_open();
+
+	if (cached_relid != RelationGetRelid(scopes))
+		reset_cache(RelationGetRelid(scopes));
+	load_policy(scopes, scope, policy);
+	table_close(scopes, AccessShareLock);
+}
+
+static IdemPolicy
+with_settings(IdemPolicy policy)
+{
+	if (policy.ttl_us == FROM_SETTINGS)
+		policy.ttl_us = idem_ttl * USECS_PER_SEC;
+	if (policy.lease_us == FROM_SETTINGS)
+		policy.lease_us = (int64) idem_lease * 1000;
+	if (policy.lease_max_us == FROM_SETTINGS)
+		policy.lease_max_us = idem_lease_max * USECS_PER_SEC;
+	if (policy.result_max_bytes == FROM_SETTINGS)
+		policy.result_max_bytes = idem_result_max_bytes;
+	policy.lock = OidIsValid(locked_scopes) ? locks_taken : 0;
+	return policy;
+}
+
+/*
+ * The lock must belong to the transaction, because the caller may wait for it in a
+ * subtransaction that is then rolled back.  A caller that waits takes it twice: first for that
+ * subtransaction, which releases it if taking it raises an error (it processes invalidations),
+ * or if it is granted at the moment in which the wait times out.  Only then is it taken for
+ * the transaction, which cannot fail.
+ */
+static bool
+lock_scopes(bool wait, SubTransactionId subtransaction)
+{
+	Oid			scopes = idem_catalog()->scopes;
+
+	if (locked_scopes == scopes)
+		return true;
+	idem_policy_unlock();
+	if (wait)
+		LockRelationOid(scopes, RowShareLock);
+	if (!idem_relation_lock_try(scopes, RowShareLock))
+		return false;
+	locked_scopes = scopes;
+	locked_in = subtransaction;
+	locks_taken++;
+	if (wait)
+		UnlockRelationOid(scopes, RowShareLock);
+	else
+		AcceptInvalidationMessages();
+	return true;
+}
+
+void
+idem_policy_unlock(void)
+{
+	if (!OidIsValid(locked_scopes))
+		return;
+	idem_relation_unlock(locked_scopes, RowShareLock);
+	locked_scopes = InvalidOid;
+}
+
+void
+idem_policy_wait_lock(SubTransactionId subtransaction)
+{
+	(void) lock_scopes(true, subtransaction);
+}
+
+/*
+ * Taking the lock processes the invalidations of all changes that were committed before.  A
+ * policy that was read under the lock stays current while the lock is held, whatever
+ * invalidations come: otherwise a claim would never end where taking any lock invalidates
+ * everything (debug_discard_caches).
+ */
+IdemPromise
+idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
+					TimestampTz *remembered_until)
+{
+	if (!lock_scopes(false, GetCurrentSubTransactionId()))
+		return IDEM_PROMISE_REFUSED;
+	if (policy->generation != invalidations && policy->lock != locks_taken)
+		return IDEM_PROMISE_OUTDATED;
+	Assert(OidIsValid(locked_scopes));
+	*remembered_until = idem_remembered_until(policy, key_time);
+	return IDEM_PROMISE_MADE;
+}
+
+static void
+end_transaction(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+		locked_scopes = InvalidOid;
+}
+
+static void
+end_subtransaction(SubXactEvent event, SubTransactionId mine,
+				   SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && OidIsValid(locked_scopes) &&
+		locked_in >= mine)
+		idem_policy_unlock();
+}
+
+void
+idem_policy_init(void)
+{
+	RegisterXactCallback(end_transaction, NULL);
+	RegisterSubXactCallback(end_subtransaction, NULL);
+}
+
+static CachedScope *
+find_cached(const text *scope)
+{
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	size_t		length = VARSIZE_ANY_EXHDR(scope);
+
+	if (!OidIsValid(cached_relid))
+		return NULL;
+	if (latest_scope != NULL &&
+		strncmp(latest_scope->name, VARDATA_ANY(scope), length) == 0 &&
+		latest_scope->name[length] == '\0')
+		return latest_scope;
+	text_to_cstring_buffer(scope, name, sizeof(name));
+	return hash_search(cached_scopes, name, HASH_FIND, NULL);
+}
+
+IdemPolicy
+idem_policy(const text *scope)
+{
+	IdemPolicy	policy = {
+		.ttl_us = FROM_SETTINGS,
+		.lease_us = FROM_SETTINGS,
+		.lease_max_us = FROM_SETTINGS,
+		.result_max_bytes = FROM_SETTINGS,
+		.guarded_since = DT_NOBEGIN
+	};
+	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
+	CachedScope *entry;
+
+	Assert(IsTransactionState());
+	AcceptInvalidationMessages();
+	policy.generation = invalidations;
+	/* No row has so long a name.  In the cache it would be truncated, and mistaken for another one. */
+	if (VARSIZE_ANY_EXHDR(scope) > IDEM_KEY_PART_BYTES_MAX)
+		return with_settings(policy);
+	entry = find_cached(scope);
+	if (entry != NULL)
+		return with_settings(entry->policy);
+
+	if (cached_scopes != NULL &&
+		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
+		cached_relid = InvalidOid;
+	load_scope(scope, &policy);
+
+	/* If an invalidation came meanwhile: use the policy once, do not keep it. */
+	if (policy.generation == invalidations && OidIsValid(cached_relid))
+	{
+		text_to_cstring_buffer(scope, name, sizeof(name));
+		entry = hash_search(cached_scopes, name, HASH_ENTER, NULL);
+		entry->policy = policy;
+		latest_scope = entry;
+	}
+	return with_settings(policy);
+}
+
+void
+idem_policy_check_scope(const IdemPolicy *policy, const text *scope)
+{
+	if (unlikely(idem_claimable_scopes == IDEM_SCOPES_DECLARED &&
+				 !policy->is_declared))
+		idem_raise_undeclared_scope(scope);
+}
+
+/*
+ * A claim that is made at time c, of a key with time t, is remembered at least until
+ * max(c, t) + ttl.  So if t + ttl is in the future, a missing row proves that the key is new.
+ * The exception is a key with a time up to guarded_since: it may have had a shorter ttl
+ * (scopes.c).
+ */
+bool
+idem_may_be_forgotten(const IdemPolicy *policy, TimestampTz key_time)
+{
+	return key_time <= policy->guarded_since ||
+		key_time <= GetCurrentTimestamp() - policy->ttl_us;
+}
+
+TimestampTz
+idem_remembered_until(const IdemPolicy *policy, TimestampTz key_time)
+{
+	return Max(GetCurrentTimestamp(), key_time) + policy->ttl_us;
+}

@@ -1,0 +1,401 @@
+/*
+ * scopes.c
+ *	  The table idem_scopes: its layout, its triggers, and the error for a scope without a
+ *	  row.
+ *
+ * Operators edit the table with SQL.  Two row triggers watch over it, both written in
+ * C: they run with the rights of the role that edits the table, look up no name, and
+ * refuse any other table that they are attached to.
+ *
+ * idem_scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
+ * refuses lengths that cannot be promised, and makes all sessions read the table again
+ * (policy.c).
+ *
+ * idem_scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
+ * is new if its own time lies within the ttl, because a claim of it would still be
+ * remembered.  That conclusion is wrong for keys whose claims may have had a shorter ttl:
+ * claims from before uuidv7 was switched on, from before the ttl grew, or from a time when
+ * the scope had no row.  So each of these changes sets guarded_since, and keys up to that
+ * time count as stale.  Nothing else is remembered of the past.  The trigger does not fire
+ * on a subscriber, which receives the publisher's guarded_since.
+ *
+ * The change takes ExclusiveLock on the table, then reads the clock, and keeps the lock
+ * until it commits.  A claim holds RowShareLock while it checks its policy, reads the
+ * clock and writes its row (policy.h).  So every claim under the old policy has read the
+ * clock before the change did, and every later claim follows the new policy.  A key's own
+ * time can be a minute ahead of the clock: guarded_since therefore adds a minute.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_collation_d.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type_d.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "sqlstate.h"
+#include "store/catalog.h"
+#include "store/interval.h"
+#include "store/key.h"
+#include "store/scopes.h"
+
+/* How long a change waits for claims where lock_timeout is 0 */
+#define GUARD_LOCK_TIMEOUT "5s"
+
+static const Oid column_types[Natts_scopes] = {
+	TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, TEXTOID, TEXTOID, TEXTOID,
+	TEXTOID, INT4OID, TIMESTAMPTZOID
+};
+
+PG_FUNCTION_INFO_V1(idem_scopes_changed);
+PG_FUNCTION_INFO_V1(idem_scopes_guard);
+
+/* ----- layout ----- */
+
+/* Otherwise a lookup could find several rows of a scope, or none. */
+static bool
+has_primary_key_of_scope(Relation scopes)
+{
+	Oid			oid = idem_primary_key_index(scopes);
+	HeapTuple	tuple = OidIsValid(oid) ?
+		SearchSysCache1(INDEXRELID, ObjectIdGetDatum(oid)) : NULL;
+	Form_pg_index index;
+	bool		same;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	index = (Form_pg_index) GETSTRUCT(tuple);
+	same = index->indisvalid && index->indnkeyatts == 1 &&
+		index->indkey.values[0] == Anum_scopes_scope;
+	ReleaseSysCache(tuple);
+	return same &&
+		TupleDescAttr(RelationGetDescr(scopes), Anum_scopes_scope - 1)->attcollation == C_COLLATION_OID;
+}
+
+static void
+check_layout(Relation scopes)
+{
+	TupleDesc	desc = RelationGetDescr(scopes);
+	bool		same = desc->natts >= Natts_scopes &&
+		has_primary_key_of_scope(scopes);
+	bool		has_dropped = false;
+
+	for (int i = 0; i < Min(Natts_scopes, desc->natts); i++)
+	{
+		/* A dropped column has type 0. */
+		same = same && TupleDescAttr(desc, i)->atttypid == column_types[i];
+		has_dropped = has_dropped || TupleDescAttr(desc, i)->attisdropped;
+	}
+	idem_refuse_distributed(scopes);
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("table \"%s\" has another layout than the extension gave it",
+						RelationGetRelationName(scopes)),
+				 errdetail("Its first %d columns must be those of the extension, in their order, and its primary key must be (scope), of collation \"C\".",
+						   Natts_scopes),
+				 has_dropped ?
+				 errhint("Dump this database and restore it: a dropped column cannot come back to its place in the table.") :
+				 errhint("Undo the change of its columns or of its primary key.")));
+}
+
+Relation
+idem_scopes_open(void)
+{
+	Relation	scopes;
+
+	/* If it was dropped since the catalog was read, asking again raises the error. */
+	while ((scopes = try_table_open(idem_catalog()->scopes,
+									AccessShareLock)) == NULL)
+		CHECK_FOR_INTERRUPTS();
+	check_layout(scopes);
+	return scopes;
+}
+
+/* ----- scopes that are not declared ----- */
+
+#define ALIKE_CHARS			3
+#define ALIKE_NAMES_MAX		5
+
+/* Appends the first declared scopes that begin as this one, if there are any. */
+static void
+append_alike(StringInfo hint, const text *scope)
+{
+	Datum		start = DirectFunctionCall2(text_left, PointerGetDatum(scope),
+											Int32GetDatum(ALIKE_CHARS));
+	Relation	scopes = idem_scopes_open();
+	Relation	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	int			nnamed = 0;
+
+	ScanKeyInit(&key, Anum_scopes_scope, BTGreaterEqualStrategyNumber, F_TEXT_GE, start);
+	scan = systable_beginscan_ordered(scopes, index, NULL, 1, &key);
+	while (nnamed < ALIKE_NAMES_MAX &&
+		   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
+	{
+		bool		isnull;
+		Datum		declared = heap_getattr(tuple, Anum_scopes_scope,
+											RelationGetDescr(scopes), &isnull);
+
+		if (!DatumGetBool(DirectFunctionCall2Coll(text_starts_with, C_COLLATION_OID,
+												  declared, start)))
+			break;
+		appendStringInfo(hint, "%s\"%s\"",
+						 nnamed++ == 0 ? "Declared scopes that begin alike: " : ", ",
+						 TextDatumGetCString(declared));
+	}
+	if (nnamed > 0)
+		appendStringInfoString(hint, ". ");
+	systable_endscan_ordered(scan);
+	index_close(index, AccessShareLock);
+	table_close(scopes, AccessShareLock);
+}
+
+void
+idem_raise_undeclared_scope(const text *scope)
+{
+	char	   *name = text_to_cstring(scope);
+	StringInfoData hint;
+
+	initStringInfo(&hint);
+	append_alike(&hint, scope);
+	appendStringInfo(&hint, "Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
+					 quote_literal_cstr(name));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_INVALID),
+			 errmsg("scope \"%s\" is not declared", name),
+			 errdetail("With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes."),
+			 errhint("%s", hint.data)));
+}
+
+/* ----- triggers ----- */
+
+static void
+refuse_trigger(const char *function)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("%s is a trigger function of idem_scopes", function),
+			 errhint("Do not use it for other tables or events.")));
+}
+
+/* The data of the trigger, which must be on our own table. */
+static TriggerData *
+called_before_change(FunctionCallInfo fcinfo, const char *function)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		RelationGetRelid(trigger->tg_relation) != idem_catalog()->scopes)
+		refuse_trigger(function);
+	return trigger;
+}
+
+static Datum
+column(TriggerData *trigger, HeapTuple row, AttrNumber attnum, bool *isnull)
+{
+	return heap_getattr(row, attnum, RelationGetDescr(trigger->tg_relation),
+						isnull);
+}
+
+static char *
+scope_name(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		scope = column(trigger, row, Anum_scopes_scope, &isnull);
+
+	return isnull ? pstrdup("") : TextDatumGetCString(scope);
+}
+
+static void
+check_length(TriggerData *trigger, HeapTuple row, AttrNumber attnum,
+			 const char *name, const char *constraint)
+{
+	bool		isnull;
+	Datum		length = column(trigger, row, attnum, &isnull);
+
+	if (isnull || idem_is_valid_length(DatumGetIntervalP(length)))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CHECK_VIOLATION),
+			 errmsg("%s of scope \"%s\" must be positive, at most %d days, and without months",
+					name, scope_name(trigger, row), IDEM_LENGTH_DAYS_MAX),
+			 errhint("Write a positive length in days, hours or shorter units: '30 days' rather than '1 month'."),
+			 errtableconstraint(trigger->tg_relation, constraint)));
+}
+
+static bool
+has_uuidv7(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		key_time = column(trigger, row, Anum_scopes_key_time, &isnull);
+
+	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
+}
+
+static void
+check_ttl_of_timed_keys(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+
+	(void) column(trigger, row, Anum_scopes_ttl, &isnull);
+	if (!isnull || !has_uuidv7(trigger, row))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_CHECK_VIOLATION),
+			 errmsg("policy of scope \"%s\" has key_time = uuidv7, and so needs a ttl of its own",
+					scope_name(trigger, row)),
+			 errhint("Set ttl in the same statement: for how long clients may retry a request."),
+			 errtableconstraint(trigger->tg_relation,
+								"idem_scopes_key_time_ttl_check")));
+}
+
+/* Before a row changes, and before TRUNCATE */
+Datum
+idem_scopes_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_changed()");
+	HeapTuple	row;
+
+	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
+		TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+		refuse_trigger("idem_scopes_changed()");
+	CacheInvalidateRelcache(trigger->tg_relation);
+
+	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
+		return PointerGetDatum(NULL);
+	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		return PointerGetDatum(trigger->tg_trigtuple);
+
+	row = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+		trigger->tg_newtuple : trigger->tg_trigtuple;
+	check_layout(trigger->tg_relation);
+	check_length(trigger, row, Anum_scopes_ttl, "ttl", "idem_scopes_ttl_check");
+	check_length(trigger, row, Anum_scopes_lease, "lease",
+				 "idem_scopes_lease_check");
+	check_length(trigger, row, Anum_scopes_lease_max, "lease_max",
+				 "idem_scopes_lease_max_check");
+	check_ttl_of_timed_keys(trigger, row);
+	return PointerGetDatum(row);
+}
+
+/* Waits for claims that are being written, and blocks new ones until the change commits. */
+static void
+lock_out_claims(TriggerData *trigger, HeapTuple row)
+{
+	MemoryContext context = CurrentMemoryContext;
+	int			nest_level = NewGUCNestLevel();
+
+	if (LockTimeout == 0)
+		(void) set_config_option("lock_timeout", GUARD_LOCK_TIMEOUT,
+								 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+								 true, 0, false);
+	PG_TRY();
+	{
+		LockRelationOid(RelationGetRelid(trigger->tg_relation), ExclusiveLock);
+		/* Raises a timeout that fired at the moment in which the lock was granted. */
+		CHECK_FOR_INTERRUPTS();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		/* Replaces the error by another one, so no subtransaction is needed. */
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("policy of scope \"%s\" cannot change now: idem_scopes is in use",
+						scope_name(trigger, row)),
+				 errhint("Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.")));
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(true, nest_level);
+}
+
+/* NULL only where the trigger of idem_scopes_changed() is disabled: a CHECK constraint then
+ * refuses the row. */
+static int64
+ttl_us(TriggerData *trigger, HeapTuple row)
+{
+	bool		isnull;
+	Datum		ttl = column(trigger, row, Anum_scopes_ttl, &isnull);
+
+	return isnull ? 0 : idem_interval_us(DatumGetIntervalP(ttl));
+}
+
+/* May the past have claims that were promised less than the new row promises? */
+static bool
+makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
+{
+	return was == NULL ||
+		!has_uuidv7(trigger, was) ||
+		strcmp(scope_name(trigger, was), scope_name(trigger, becomes)) != 0 ||
+		ttl_us(trigger, becomes) > ttl_us(trigger, was);
+}
+
+/*
+ * Before INSERT or UPDATE of a row.  Overwrites guarded_since, also where the command or a
+ * restored dump sets it.
+ */
+Datum
+idem_scopes_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_guard()");
+	HeapTuple	was = NULL;
+	HeapTuple	becomes = trigger->tg_trigtuple;
+	int			attnum = Anum_scopes_guarded_since;
+	Datum		guarded_since = (Datum) 0;
+	bool		isnull = true;
+
+	if (!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		refuse_trigger("idem_scopes_guard()");
+	check_layout(trigger->tg_relation);
+	if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
+	{
+		was = trigger->tg_trigtuple;
+		becomes = trigger->tg_newtuple;
+	}
+
+	if (has_uuidv7(trigger, becomes))
+	{
+		if (makes_past_unknown(trigger, was, becomes))
+		{
+			lock_out_claims(trigger, becomes);
+			guarded_since = TimestampTzGetDatum(GetCurrentTimestamp() +
+												IDEM_KEY_TIME_SKEW_US);
+			isnull = false;
+		}
+		else
+		{
+			Assert(was != NULL);
+			guarded_since = column(trigger, was, Anum_scopes_guarded_since,
+								   &isnull);
+		}
+	}
+	return PointerGetDatum(heap_modify_tuple_by_cols(becomes,
+													 RelationGetDescr(trigger->tg_relation),
+													 1, &attnum,
+													 &guarded_since, &isnull));
+}
