@@ -64,7 +64,9 @@ OBJS = \
 	src/store/interval.o \
 	src/shared/stats_sql.o \
 	src/clean/backlog.o \
+	src/clean/state.o \
 	src/shared/stats.o \
+	src/shared/databases.o \
 	src/shared/memory.o \
 	src/shared/scope_stats.o \
 	src/store/catalog.o \

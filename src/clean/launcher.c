@@ -56,7 +56,9 @@
 #include "compat.h"
 #include "guc.h"
 #include "clean/launcher.h"
+#include "clean/state.h"
 #include "clean/worker.h"
+#include "shared/databases.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
 
@@ -197,7 +199,7 @@ idem_stat_cleaning(PG_FUNCTION_ARGS)
 		refusal = "idem.databases does not name it";
 	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
 		PG_RETURN_TEXT_P(cstring_to_text("worker"));
-	else if (idem_stats_is_started(MyDatabaseId))
+	else if (idem_state_is_started(MyDatabaseId))
 		PG_RETURN_TEXT_P(cstring_to_text("worker, until the server stops"));
 	else
 		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
@@ -259,7 +261,7 @@ list_database(Form_pg_database form)
 	if (!form->datallowconn || database_is_invalid_form(form) ||
 		!is_wanted(NameStr(form->datname)))
 		return;
-	if (!cares_for_all && !idem_stats_is_started(form->oid))
+	if (!cares_for_all && !idem_state_is_started(form->oid))
 		return;
 
 	db = hash_search(databases, &form->oid, HASH_ENTER, &found);
@@ -304,7 +306,7 @@ remove_unlisted_databases(void)
 static void
 refresh_databases(void)
 {
-	List	   *counted = idem_stats_get_databases();
+	List	   *counted = idem_databases_list();
 	List	   *existing = NIL;
 	List	   *names = NIL;
 	Relation	rel = table_open(DatabaseRelationId, AccessShareLock);
@@ -329,7 +331,7 @@ refresh_databases(void)
 		report_missing_names(names);
 	foreach(lc, counted)
 		if (!list_member_oid(existing, lfirst_oid(lc)))
-			idem_stats_forget_database(lfirst_oid(lc));
+			idem_databases_forget(lfirst_oid(lc));
 }
 
 /* ----- its workers ----- */
@@ -357,7 +359,7 @@ report_refusal(const LauncherDatabase *db, TimestampTz now)
 	message = psprintf("no worker could clean database \"%s\" since %s: %s",
 					   NameStr(db->name), timestamptz_to_str(db->refused_at),
 					   db->refusal);
-	(void) idem_stats_publish_error(db->oid, message);
+	(void) idem_state_publish_error(db->oid, message);
 	ereport(WARNING,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg_internal("%s", message),
@@ -681,7 +683,7 @@ idem_launcher_main(Datum arg)
 	wait_event = idem_wait_event("IdemLauncherMain");
 	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
 	/* Two sessions can have started one each. */
-	if (!cares_for_all && !idem_stats_attach_launcher())
+	if (!cares_for_all && !idem_state_attach_launcher())
 		proc_exit(0);
 	init_launcher();
 
@@ -689,7 +691,7 @@ idem_launcher_main(Datum arg)
 	{
 		long		timeout = launcher_cycle();
 
-		if (!cares_for_all && running_workers == 0 && idem_stats_detach_launcher())
+		if (!cares_for_all && running_workers == 0 && idem_state_detach_launcher())
 			proc_exit(0);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,

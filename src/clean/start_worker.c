@@ -30,6 +30,7 @@
 
 #include "compat.h"
 #include "clean/launcher.h"
+#include "clean/state.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
 
@@ -48,7 +49,7 @@ wait_for_launcher(BackgroundWorkerHandle *handle)
 	uint32		wait_event = idem_wait_event("IdemLauncherStart");
 	pid_t		pid;
 
-	while (idem_stats_launcher_pid() == 0 &&
+	while (idem_state_launcher_pid() == 0 &&
 		   GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
 	{
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -56,7 +57,7 @@ wait_for_launcher(BackgroundWorkerHandle *handle)
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}
-	return idem_stats_launcher_pid() != 0;
+	return idem_state_launcher_pid() != 0;
 }
 
 static void
@@ -67,7 +68,7 @@ start_launcher(void)
 	if (!idem_launcher_start(&handle))
 	{
 		/* The postmaster may have started a launcher again that was terminated. */
-		if (idem_stats_launcher_pid() != 0)
+		if (idem_state_launcher_pid() != 0)
 			return;
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
@@ -90,7 +91,7 @@ start_database(void)
 {
 	IdemStart	start;
 
-	if (!idem_stats_start_database(&start))
+	if (!idem_state_start_database(&start))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("there is no room for the statistics of another database"),
@@ -111,7 +112,7 @@ start_database(void)
 		 * it before, it stays started: that caller was told so.
 		 */
 		if (!start.is_repeated)
-			idem_stats_stop_database(start.starts);
+			idem_state_stop_database(start.starts);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();

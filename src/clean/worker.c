@@ -43,6 +43,7 @@
 #include "clean/backlog.h"
 #include "clean/batch.h"
 #include "clean/schedule.h"
+#include "clean/state.h"
 #include "clean/worker.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
@@ -126,7 +127,7 @@ must_leave_database(void)
 static bool
 may_run_batch(void)
 {
-	uint32		starts = idem_stats_get_starts();
+	uint32		starts = idem_state_get_starts();
 	bool		exists;
 	Oid			claims;
 
@@ -141,7 +142,7 @@ may_run_batch(void)
 	exists = idem_catalog_exists(&claims);
 	if (exists)
 	{
-		if (!idem_stats_attach_worker())
+		if (!idem_state_attach_worker())
 			return false;
 		LockRelationOid(claims, RowExclusiveLock);
 		exists = idem_catalog_exists(&claims);
@@ -149,7 +150,7 @@ may_run_batch(void)
 	if (!exists)
 	{
 		idem_stats_publish_absent();
-		idem_stats_stop_database(starts);
+		idem_state_stop_database(starts);
 	}
 	return exists;
 }
@@ -311,7 +312,7 @@ publish_current_error(bool is_retry)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 	ErrorData  *error = CopyErrorData();
-	bool		is_news = idem_stats_publish_error(MyDatabaseId, error->message);
+	bool		is_news = idem_state_publish_error(MyDatabaseId, error->message);
 	bool		is_lasting =
 		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 
@@ -372,7 +373,7 @@ idem_worker_main(Datum arg)
 	PG_CATCH();
 	{
 		/*
-		 * idem_stats_publish_run() is not reached, so the launcher counts a failure, and
+		 * idem_state_publish_run() is not reached, so the launcher counts a failure, and
 		 * starts the next worker later.  Thrown again, the error is logged, and ends the
 		 * process.
 		 */
@@ -383,6 +384,6 @@ idem_worker_main(Datum arg)
 	PG_END_TRY();
 	error_context_stack = context.previous;
 
-	idem_stats_publish_run();
+	idem_state_publish_run();
 	proc_exit(0);
 }

@@ -1,27 +1,7 @@
 /*
  * stats.c
- *	  The statistics in shared memory: one slot for each database that has the extension.
- *
- * Who may write what, under which lock:
- *
- *	slot->database	shared->lock, exclusively.  Read it under shared->lock in either mode.
- *					A process that is connected to a database uses that database's slot
- *					without the lock: a slot is freed only after its database was dropped,
- *					and DROP DATABASE waits for all connections to end.
- *	slot->started	the same lock; starts and starter too.
- *	shared->launcher_pid	atomic.  The launcher of a server that has not preloaded us sets
- *					it from 0 to its pid, and back to 0 when it ends.  It ends regularly
- *					only under shared->lock, exclusively, while no database is started.  So
- *					a session that starts one under that lock, and then sees a launcher,
- *					knows that the launcher will see the database.
- *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
- *					idem_stats_begin_batch() resets it, under slot->mutex.
- *	slot->claims	atomics, each a counter of its own.
- *	slot->scopes	see scope_stats.c.
- *	slot->cleanup	slot->mutex, a spinlock.  Only the database's worker writes its marks,
- *					worker_pid and runs.  The launcher reads, and publishes errors.
- *
- * Take shared->lock before a mutex, and no lock under a mutex.
+ *	  The statistics of each database: counters, and the earliest expiry that may be left.
+ *	  shared/databases.h says who may write what, under which lock.
  *
  * A transaction keeps what it counts to itself until it commits, with one entry for each
  * level of savepoints.  A prepared transaction publishes at PREPARE, because COMMIT PREPARED
@@ -52,52 +32,19 @@
 #include <math.h>
 
 #include "access/xact.h"
-#include "mb/pg_wchar.h"
-#include "miscadmin.h"
 #include "port/atomics.h"
-#include "storage/ipc.h"
-#include "storage/lwlock.h"
-#include "storage/procarray.h"
-#include "storage/spin.h"
-#include "utils/inval.h"
 #include "utils/memutils.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "shared/databases.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
 #include "shared/stats.h"
-
-/* Databases with the extension; statistics of more are not kept. */
-#define DATABASES_MAX 256
 
 const double idem_duration_bounds[IDEM_DURATION_BUCKETS] = {
 	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 	1, 2.5, 5, 10, INFINITY
 };
-
-typedef struct DatabaseSlot
-{
-	Oid			database;		/* InvalidOid: free */
-	bool		started;		/* by idem_start_worker() */
-	uint32		starts;			/* how often it was called */
-	TransactionId starter;		/* the latest one that had written something: it may have
-								 * created the extension */
-	pg_atomic_uint64 claims[IDEM_CLAIM_COUNTERS];
-	pg_atomic_uint64 claimed;	/* earliest expiry of what was claimed since
-								 * the latest batch began; DT_NOEND: nothing */
-	slock_t		mutex;
-	IdemCleanupStats cleanup;
-	IdemScopeTable scopes;
-} DatabaseSlot;
-
-typedef struct SharedStats
-{
-	LWLock		lock;
-	pg_atomic_uint32 launcher_pid;	/* 0: none */
-	bool		full_reported;	/* under lock */
-	DatabaseSlot slots[DATABASES_MAX];
-} SharedStats;
 
 /* What a transaction or subtransaction has done, to be counted at its commit */
 typedef struct PendingStats
@@ -113,149 +60,13 @@ typedef struct PendingStats
 	IdemCleanupReport last_batch;
 } PendingStats;
 
-static SharedStats *shared = NULL;	/* after idem_shared_use() */
-
-/* This process's database.  Looked up once; see the rule on slot->database. */
-static DatabaseSlot *own_slot = NULL;
-static bool own_slot_refused = false;
-
 /* Entries live in TopTransactionContext. */
 static PendingStats *pending = NULL;
-
-/* ----- shared memory ----- */
-
-static Size
-stats_size(void)
-{
-	return sizeof(SharedStats);
-}
-
-static void
-init_stats(void *memory, int tranche)
-{
-	SharedStats *fresh = memory;
-
-	memset(fresh, 0, sizeof(SharedStats));
-	LWLockInitialize(&fresh->lock, tranche);
-	pg_atomic_init_u32(&fresh->launcher_pid, 0);
-	for (int i = 0; i < DATABASES_MAX; i++)
-	{
-		pg_atomic_init_u64(&fresh->slots[i].claimed, (uint64) DT_NOEND);
-		for (int j = 0; j < IDEM_CLAIM_COUNTERS; j++)
-			pg_atomic_init_u64(&fresh->slots[i].claims[j], 0);
-		SpinLockInit(&fresh->slots[i].mutex);
-		idem_scope_table_init(&fresh->slots[i].scopes);
-	}
-}
-
-static void
-use_stats(void *memory)
-{
-	shared = memory;
-}
-
-/* InvalidOid finds a free slot. */
-static DatabaseSlot *
-find_slot(Oid database)
-{
-	Assert(LWLockHeldByMe(&shared->lock));
-	for (int i = 0; i < DATABASES_MAX; i++)
-		if (shared->slots[i].database == database)
-			return &shared->slots[i];
-	return NULL;
-}
-
-static void
-init_slot(DatabaseSlot *slot, Oid database)
-{
-	Assert(LWLockHeldByMeInMode(&shared->lock, LW_EXCLUSIVE));
-	Assert(!OidIsValid(slot->database));
-	memset(&slot->cleanup, 0, sizeof(slot->cleanup));
-	slot->cleanup.oldest = DT_NOEND;
-	slot->cleanup.marks = IDEM_NO_MARKS;
-	slot->started = false;
-	slot->starts = 0;
-	slot->starter = InvalidTransactionId;
-	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
-		pg_atomic_write_u64(&slot->claims[i], 0);
-	pg_atomic_write_u64(&slot->claimed, (uint64) DT_NOEND);
-	idem_scope_table_clear(&slot->scopes);
-	slot->database = database;
-}
-
-/* Where no launcher does it: frees the slots of databases that were dropped. */
-static void
-forget_dropped_databases(void)
-{
-	List	   *databases = idem_stats_get_databases();
-	ListCell   *lc;
-
-	/* Otherwise the cache may not know a database that was created a moment ago. */
-	AcceptInvalidationMessages();
-	foreach(lc, databases)
-		if (!SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(lfirst_oid(lc))))
-			idem_stats_forget_database(lfirst_oid(lc));
-	list_free(databases);
-}
-
-/* Returns NULL if no slot is free. */
-static DatabaseSlot *
-create_slot(Oid database)
-{
-	DatabaseSlot *slot;
-	bool		is_full;
-	bool		report = false;
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	is_full = find_slot(InvalidOid) == NULL;
-	LWLockRelease(&shared->lock);
-	if (is_full && IsTransactionState())
-		forget_dropped_databases();
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(database);
-	if (slot == NULL && (slot = find_slot(InvalidOid)) != NULL)
-		init_slot(slot, database);
-	if (slot == NULL)
-	{
-		report = !shared->full_reported;
-		shared->full_reported = true;
-	}
-	LWLockRelease(&shared->lock);
-
-	if (report)
-		ereport(LOG,
-				(errmsg("idem keeps no statistics of database %u", database),
-				 errdetail("There is room for %d databases.", DATABASES_MAX)));
-	return slot;
-}
-
-/*
- * The slot of this process's database, or NULL.  Raises nothing outside of a transaction,
- * because it is called after a commit.
- */
-static DatabaseSlot *
-get_own_slot(bool create)
-{
-	if (own_slot != NULL || own_slot_refused || !OidIsValid(MyDatabaseId) ||
-		!idem_shared_use())
-		return own_slot;
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	own_slot = find_slot(MyDatabaseId);
-	LWLockRelease(&shared->lock);
-	if (own_slot == NULL && create)
-	{
-		own_slot = create_slot(MyDatabaseId);
-		own_slot_refused = (own_slot == NULL);
-	}
-	return own_slot;
-}
 
 /* ----- the earliest expiry ----- */
 
 static void
-lower_claimed(DatabaseSlot *slot, TimestampTz expires_at)
+lower_claimed(IdemDatabase *slot, TimestampTz expires_at)
 {
 	uint64		current;
 
@@ -276,7 +87,7 @@ lower_claimed(DatabaseSlot *slot, TimestampTz expires_at)
 TimestampTz
 idem_stats_begin_batch(uint64 *publications)
 {
-	DatabaseSlot *slot = get_own_slot(false);
+	IdemDatabase *slot = idem_own_database(false);
 	TimestampTz claimed;
 	TimestampTz oldest;
 
@@ -353,7 +164,7 @@ push_pending(int nest_level)
 	entry->upper = pending;
 	pending = entry;
 	/* Not only at the commit: to find room for it can take a look at the catalog. */
-	(void) get_own_slot(true);
+	(void) idem_own_database(true);
 	return entry;
 }
 
@@ -379,13 +190,13 @@ void
 idem_stats_count_claim(const text *scope, TimestampTz expires_at)
 {
 	PendingStats *entry;
-	DatabaseSlot *slot;
+	IdemDatabase *slot;
 
 	if (!idem_shared_use())
 		return;
 	entry = current_pending();
 	entry->nclaimed++;
-	slot = get_own_slot(true);
+	slot = idem_own_database(true);
 	if (slot != NULL)
 	{
 		if (entry->nclaimed_by_scope == NULL)
@@ -399,7 +210,7 @@ idem_stats_count_claim(const text *scope, TimestampTz expires_at)
 static void
 add_to_counter(int counter, uint64 n)
 {
-	DatabaseSlot *slot = get_own_slot(true);
+	IdemDatabase *slot = idem_own_database(true);
 
 	Assert(counter >= 0 && counter < IDEM_CLAIM_COUNTERS);
 	if (slot != NULL && n > 0)
@@ -409,7 +220,7 @@ add_to_counter(int counter, uint64 n)
 static void
 add_to_scope(int number, IdemOutcome outcome, uint64 n)
 {
-	IdemScopeTable *table = &get_own_slot(false)->scopes;
+	IdemScopeTable *table = &idem_own_database(false)->scopes;
 
 	pg_atomic_fetch_add_u64(&table->scopes[number].answers[outcome], n);
 }
@@ -417,7 +228,7 @@ add_to_scope(int number, IdemOutcome outcome, uint64 n)
 void
 idem_stats_count_outcome(const text *scope, IdemOutcome outcome)
 {
-	DatabaseSlot *slot = get_own_slot(true);
+	IdemDatabase *slot = idem_own_database(true);
 
 	Assert(outcome != IDEM_CLAIMED);
 	if (slot == NULL)
@@ -521,7 +332,7 @@ merge_into_upper(PendingStats *entry)
 static void
 publish_pending(const PendingStats *entry, bool prepared)
 {
-	DatabaseSlot *slot = get_own_slot(true);
+	IdemDatabase *slot = idem_own_database(true);
 
 	Assert(entry->upper == NULL);
 	if (slot == NULL)
@@ -584,53 +395,18 @@ at_subxact_end(SubXactEvent event, SubTransactionId subid,
 void
 idem_stats_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = stats_size,
-		.init = init_stats,
-		.use = use_stats
-	};
-
 	RegisterXactCallback(at_xact_end, NULL);
 	RegisterSubXactCallback(at_subxact_end, NULL);
-	idem_shared_add(&part);
+	idem_databases_init();
 }
 
 /* ----- the worker ----- */
-
-/* before_shmem_exit callback */
-static void
-detach_worker(int code, Datum arg)
-{
-	Assert(own_slot->cleanup.worker_pid == MyProcPid);
-	SpinLockAcquire(&own_slot->mutex);
-	own_slot->cleanup.worker_pid = 0;
-	SpinLockRelease(&own_slot->mutex);
-}
-
-bool
-idem_stats_attach_worker(void)
-{
-	DatabaseSlot *slot = get_own_slot(true);
-	int			worker_pid;
-
-	if (slot == NULL)
-		return true;
-	SpinLockAcquire(&slot->mutex);
-	worker_pid = slot->cleanup.worker_pid;
-	if (worker_pid == 0)
-		slot->cleanup.worker_pid = MyProcPid;
-	SpinLockRelease(&slot->mutex);
-
-	if (worker_pid == 0)
-		before_shmem_exit(detach_worker, (Datum) 0);
-	return worker_pid == 0 || worker_pid == MyProcPid;
-}
 
 void
 idem_stats_publish_cleanup(const IdemCleanupReport *report,
 						   const IdemCleanupMarks *marks)
 {
-	DatabaseSlot *slot = get_own_slot(false);
+	IdemDatabase *slot = idem_own_database(false);
 	IdemCleanupCounters counters = {0};
 
 	if (slot == NULL)
@@ -647,7 +423,7 @@ idem_stats_publish_cleanup(const IdemCleanupReport *report,
 void
 idem_stats_publish_absent(void)
 {
-	DatabaseSlot *slot = get_own_slot(false);
+	IdemDatabase *slot = idem_own_database(false);
 
 	if (slot == NULL)
 		return;
@@ -658,175 +434,10 @@ idem_stats_publish_absent(void)
 	SpinLockRelease(&slot->mutex);
 }
 
-bool
-idem_stats_publish_error(Oid database, const char *message)
-{
-	DatabaseSlot *slot;
-	TimestampTz now = GetCurrentTimestamp();
-	int			length = pg_mbcliplen(message, strlen(message),
-									  IDEM_ERROR_TEXT_BYTES_MAX - 1);
-	bool		is_news = true;
-
-	if (database == MyDatabaseId)
-		(void) get_own_slot(true);
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	slot = find_slot(database);
-	if (slot != NULL)
-	{
-		SpinLockAcquire(&slot->mutex);
-		is_news = strncmp(slot->cleanup.last_error, message, length) != 0 ||
-			slot->cleanup.last_error[length] != '\0';
-		slot->cleanup.errors++;
-		slot->cleanup.last_error_at = now;
-		memcpy(slot->cleanup.last_error, message, length);
-		slot->cleanup.last_error[length] = '\0';
-		SpinLockRelease(&slot->mutex);
-	}
-	LWLockRelease(&shared->lock);
-	return is_news;
-}
-
-void
-idem_stats_publish_run(void)
-{
-	DatabaseSlot *slot = get_own_slot(false);
-
-	if (slot == NULL)
-		return;
-	SpinLockAcquire(&slot->mutex);
-	slot->cleanup.runs++;
-	SpinLockRelease(&slot->mutex);
-}
-
-/* ----- databases that an operator has started ----- */
-
-/* before_shmem_exit callback */
-static void
-detach_launcher(int code, Datum arg)
-{
-	uint32		pid = MyProcPid;
-
-	(void) pg_atomic_compare_exchange_u32(&shared->launcher_pid, &pid, 0);
-}
-
-bool
-idem_stats_attach_launcher(void)
-{
-	uint32		none = 0;
-
-	if (!pg_atomic_compare_exchange_u32(&shared->launcher_pid, &none, MyProcPid))
-		return false;
-	before_shmem_exit(detach_launcher, (Datum) 0);
-	return true;
-}
-
-bool
-idem_stats_detach_launcher(void)
-{
-	bool		is_needed = false;
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < DATABASES_MAX; i++)
-		if (OidIsValid(shared->slots[i].database) && shared->slots[i].started)
-			is_needed = true;
-	if (!is_needed)
-		detach_launcher(0, (Datum) 0);
-	LWLockRelease(&shared->lock);
-	return !is_needed;
-}
-
-pid_t
-idem_stats_launcher_pid(void)
-{
-	return pg_atomic_read_u32(&shared->launcher_pid);
-}
-
-bool
-idem_stats_start_database(IdemStart *start)
-{
-	DatabaseSlot *slot = get_own_slot(true);
-	TransactionId xid = GetTopTransactionIdIfAny();
-
-	if (slot == NULL)
-		return false;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	start->is_repeated = slot->started;
-	start->starts = ++slot->starts;
-	start->launcher_pid = idem_stats_launcher_pid();
-	slot->started = true;
-	if (TransactionIdIsValid(xid))
-		slot->starter = xid;
-	LWLockRelease(&shared->lock);
-	return true;
-}
-
-bool
-idem_stats_is_started(Oid database)
-{
-	DatabaseSlot *slot;
-	bool		is_started;
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	slot = find_slot(database);
-	is_started = slot != NULL && slot->started;
-	LWLockRelease(&shared->lock);
-	return is_started;
-}
-
-/*
- * The transaction that started this database has ended.  Its id must not stay: after two billion
- * more transactions the id would look like one that still runs, or is another one's.
- */
-static void
-forget_starter(DatabaseSlot *slot, TransactionId starter)
-{
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	if (slot->starter == starter)
-		slot->starter = InvalidTransactionId;
-	LWLockRelease(&shared->lock);
-}
-
-uint32
-idem_stats_get_starts(void)
-{
-	DatabaseSlot *slot = get_own_slot(false);
-	TransactionId starter;
-	uint32		starts;
-
-	if (slot == NULL)
-		return 0;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	starter = slot->starter;
-	starts = slot->started ? slot->starts : 0;
-	LWLockRelease(&shared->lock);
-	if (!TransactionIdIsValid(starter))
-		return starts;
-	if (TransactionIdIsInProgress(starter))
-		return 0;
-	forget_starter(slot, starter);
-	return starts;
-}
-
-void
-idem_stats_stop_database(uint32 starts)
-{
-	DatabaseSlot *slot = get_own_slot(false);
-
-	if (slot == NULL || starts == 0)
-		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	if (slot->starts == starts)
-	{
-		slot->started = false;
-		slot->starter = InvalidTransactionId;
-	}
-	LWLockRelease(&shared->lock);
-}
-
 /* ----- reading ----- */
 
 static void
-copy_stats(DatabaseSlot *slot, IdemCleanupStats *stats)
+copy_stats(IdemDatabase *slot, IdemCleanupStats *stats)
 {
 	TimestampTz claimed;
 
@@ -837,18 +448,10 @@ copy_stats(DatabaseSlot *slot, IdemCleanupStats *stats)
 	stats->oldest = Min(stats->oldest, claimed);
 }
 
-/* For SQL functions: NULL if there is no room; raises 55000 without shared memory. */
-static DatabaseSlot *
-require_own_slot(void)
-{
-	idem_shared_require("keep statistics");
-	return get_own_slot(true);
-}
-
 bool
 idem_stats_read(IdemCleanupStats *stats, uint64 *claims)
 {
-	DatabaseSlot *slot = require_own_slot();
+	IdemDatabase *slot = idem_require_own_database();
 
 	if (slot == NULL)
 		return false;
@@ -861,7 +464,7 @@ idem_stats_read(IdemCleanupStats *stats, uint64 *claims)
 void
 idem_stats_reset(void)
 {
-	DatabaseSlot *slot = require_own_slot();
+	IdemDatabase *slot = idem_require_own_database();
 	TimestampTz now = GetCurrentTimestamp();
 
 	if (slot == NULL)
@@ -881,7 +484,7 @@ bool
 idem_stats_read_scope(int number, uint64 *answers, const char **name,
 					  int *length)
 {
-	DatabaseSlot *slot = require_own_slot();
+	IdemDatabase *slot = idem_require_own_database();
 
 	return slot != NULL &&
 		idem_scope_read(&slot->scopes, number, answers, name, length);
@@ -890,41 +493,14 @@ idem_stats_read_scope(int number, uint64 *answers, const char **name,
 bool
 idem_stats_read_database(Oid database, IdemCleanupStats *stats)
 {
-	DatabaseSlot *slot;
+	IdemDatabase *slot;
 
 	*stats = (IdemCleanupStats) {.oldest = DT_NOEND, .marks = IDEM_NO_MARKS};
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	slot = find_slot(database);
+	LWLockAcquire(&idem_shared_databases->lock, LW_SHARED);
+	slot = idem_find_database(database);
 	if (slot != NULL)
 		copy_stats(slot, stats);
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&idem_shared_databases->lock);
 	return slot != NULL;
 }
 
-List *
-idem_stats_get_databases(void)
-{
-	List	   *databases = NIL;
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	for (int i = 0; i < DATABASES_MAX; i++)
-		if (OidIsValid(shared->slots[i].database))
-			databases = lappend_oid(databases, shared->slots[i].database);
-	LWLockRelease(&shared->lock);
-	return databases;
-}
-
-void
-idem_stats_forget_database(Oid database)
-{
-	DatabaseSlot *slot;
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(database);
-	if (slot != NULL)
-	{
-		slot->database = InvalidOid;
-		shared->full_reported = false;
-	}
-	LWLockRelease(&shared->lock);
-}

@@ -10,7 +10,6 @@
 
 #include "datatype/timestamp.h"
 #include "fmgr.h"
-#include "nodes/pg_list.h"
 
 #include "outcome.h"
 
@@ -102,9 +101,6 @@ typedef struct IdemCleanupMarks
 	((IdemCleanupMarks) {.low_water = DT_NOBEGIN, \
 	 .rescan_began_at = DT_NOBEGIN, .rescan_cursor = DT_NOEND})
 
-/* This process becomes its database's worker until it ends.  False: the database has one. */
-extern bool idem_stats_attach_worker(void);
-
 /* For that worker, after the commit of its batch */
 extern void idem_stats_publish_cleanup(const IdemCleanupReport *report,
 									   const IdemCleanupMarks *marks);
@@ -115,51 +111,6 @@ extern void idem_stats_publish_cleanup(const IdemCleanupReport *report,
  * of an extension that is created meanwhile.
  */
 extern void idem_stats_publish_absent(void);
-
-/* Returns whether the message differs from the latest one of that database. */
-extern bool idem_stats_publish_error(Oid database, const char *message);
-
-/* The worker's run came to a regular end. */
-extern void idem_stats_publish_run(void);
-
-/* ----- databases that an operator has started: idem_start_worker() ----- */
-
-/*
- * Where the library is not preloaded, this process becomes the server's launcher until it
- * ends.  False: the server has one.
- */
-extern bool idem_stats_attach_launcher(void);
-
-/* False: some database is started, so the launcher has to stay. */
-extern bool idem_stats_detach_launcher(void);
-
-/* 0: none */
-extern pid_t idem_stats_launcher_pid(void);
-
-typedef struct IdemStart
-{
-	bool		is_repeated;	/* the database was started before */
-	uint32		starts;			/* how often it has been */
-	pid_t		launcher_pid;	/* of the launcher, which stays as long as the database is
-								 * started; 0: there is none */
-} IdemStart;
-
-/* Starts this database.  False: shared memory has no room for its statistics. */
-extern bool idem_stats_start_database(IdemStart *start);
-extern bool idem_stats_is_started(Oid database);
-
-/*
- * How often this database was started.  0: it is not, or the transaction that started it still
- * runs, and may have created the extension.
- */
-extern uint32 idem_stats_get_starts(void);
-
-/*
- * Stops this database, unless it was started again.  starts: what was known before you looked
- * for the extension in vain.  Otherwise a session that creates the extension meanwhile, and
- * starts the database, would find it stopped.
- */
-extern void idem_stats_stop_database(uint32 starts);
 
 /* ----- reading ----- */
 
@@ -222,11 +173,5 @@ extern void idem_stats_reset(void);
 
 /* A copy of any database's.  False: it has none; the copy says that nothing happened. */
 extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);
-
-/* For the launcher: the OIDs of the databases that have statistics, palloc'd */
-extern List *idem_stats_get_databases(void);
-
-/* Forgets a database that was dropped. */
-extern void idem_stats_forget_database(Oid database);
 
 #endif							/* IDEM_SHARED_STATS_H */

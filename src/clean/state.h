@@ -1,0 +1,58 @@
+/*
+ * state.h
+ *	  Who cleans, in shared memory.
+ */
+#ifndef IDEM_CLEAN_STATE_H
+#define IDEM_CLEAN_STATE_H
+
+#include "access/xact.h"
+
+/* This process becomes its database's worker until it ends.  False: the database has one. */
+extern bool idem_state_attach_worker(void);
+
+/* Returns whether the message differs from the latest one of that database. */
+extern bool idem_state_publish_error(Oid database, const char *message);
+
+/* The worker's run came to a regular end. */
+extern void idem_state_publish_run(void);
+
+/* ----- databases that an operator has started: idem_start_worker() ----- */
+
+/*
+ * Where the library is not preloaded, this process becomes the server's launcher until it
+ * ends.  False: the server has one.
+ */
+extern bool idem_state_attach_launcher(void);
+
+/* False: some database is started, so the launcher has to stay. */
+extern bool idem_state_detach_launcher(void);
+
+/* 0: none */
+extern pid_t idem_state_launcher_pid(void);
+
+typedef struct IdemStart
+{
+	bool		is_repeated;	/* the database was started before */
+	uint32		starts;			/* how often it has been */
+	pid_t		launcher_pid;	/* of the launcher, which stays as long as the database is
+								 * started; 0: there is none */
+} IdemStart;
+
+/* Starts this database.  False: shared memory has no room for its statistics. */
+extern bool idem_state_start_database(IdemStart *start);
+extern bool idem_state_is_started(Oid database);
+
+/*
+ * How often this database was started.  0: it is not, or the transaction that started it still
+ * runs, and may have created the extension.
+ */
+extern uint32 idem_state_get_starts(void);
+
+/*
+ * Stops this database, unless it was started again.  starts: what was known before you looked
+ * for the extension in vain.  Otherwise a session that creates the extension meanwhile, and
+ * starts the database, would find it stopped.
+ */
+extern void idem_state_stop_database(uint32 starts);
+
+#endif							/* IDEM_CLEAN_STATE_H */
