@@ -54,6 +54,7 @@ OBJS = \
 	src/session/wait.o \
 	src/session/waiters.o \
 	src/store/open.o \
+	src/store/shape.o \
 	src/store/rows.o \
 	src/store/expiry.o \
 	src/store/unsettled.o \

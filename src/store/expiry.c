@@ -20,6 +20,7 @@
 #include "store/catalog.h"
 #include "store/expiry.h"
 #include "store/internal.h"
+#include "store/shape.h"
 
 struct IdemExpiryScan
 {

@@ -105,12 +105,6 @@ extern IdemStore *idem_store_use_to_write(CmdType command);
 extern void idem_store_choose_indexes(IdemStore *store, IdemState state);
 
 /*
- * Whether the index has all rows that are in progress and no others.  It can be another one
- * under the name of ours.
- */
-extern bool idem_store_is_of_unsettled(Oid index, Relation claims);
-
-/*
  * Opens an index of claims by the OID that the catalog has for its name.  NULL: claims has no
  * such index.  Then nothing is locked: the owner of the schema can have given the name to a
  * table of its own, and we would wait for as long as the owner keeps that table locked.
@@ -129,7 +123,5 @@ extern void idem_store_init_keys(ScanKey keys);
  * False: another transaction has locked or changed it.
  */
 extern bool idem_store_delete_row(IdemStore *store, const ItemPointerData *tid);
-
-extern char *idem_store_qualified_name(Oid relid);
 
 #endif							/* IDEM_STORE_INTERNAL_H */

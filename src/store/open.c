@@ -1,7 +1,7 @@
 /*
  * open.c
- *	  The claims table's lifetime: opening it, checking its shape, keeping it open for a
- *	  transaction, and releasing it.
+ *	  The claims table's lifetime: opening it, keeping it open for a transaction, and
+ *	  releasing it.
  *
  * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from
  * the first claim of a transaction to its end (the_store).  They belong to the transaction's
@@ -40,10 +40,8 @@
  * Only lock_timeout bounds that wait, not the deadline of the call.
  *
  * The store writes below the executor, and so does some of the executor's work itself.
- * check_writable() refuses a transaction that may not write.  open_store() refuses a table
- * that was given triggers, rules, row security, constraints or columns, because a direct
- * insert would pass them by.  Columns that were dropped again do no harm.  Indexes that a
- * user added are maintained.
+ * check_writable() refuses a transaction that may not write, shape.c a table that a direct
+ * insert would do harm to.  Indexes that a user added are maintained.
  */
 #include "postgres.h"
 
@@ -53,16 +51,9 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
-#include "catalog/partition.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_collation_d.h"
-#include "catalog/pg_constraint.h"
 #include "catalog/pg_index.h"
-#include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/primnodes.h"
-#include "nodes/readfuncs.h"
 #include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
@@ -80,21 +71,7 @@
 #include "store/catalog.h"
 #include "store/internal.h"
 #include "store/relation_lock.h"
-
-/* InvalidOid stands for the type idem_state: its OID differs from database to database. */
-static const Oid claims_column_types[Natts_claims] = {
-	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, InvalidOid, TEXTOID, TEXTOID,
-	TEXTOID, BYTEAOID, JSONBOID, JSONBOID
-};
-
-static const bool claims_column_not_null[Natts_claims] = {
-	true, false, false, true, true, true, true, false, false, false
-};
-
-/* The primary key's, in its order */
-static const AttrNumber key_columns[KEY_COLUMNS] = {
-	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
-};
+#include "store/shape.h"
 
 static IdemStore *the_store = NULL;
 static bool the_store_is_stale = false;
@@ -109,11 +86,6 @@ static const bool relcache_forgets = true;
 static const bool relcache_forgets = false;
 #endif
 
-/* The index and the table that idem_store_is_of_unsettled() was asked for last, and the answer */
-static Oid	asked_index = InvalidOid;
-static Oid	asked_claims = InvalidOid;
-static bool asked_index_is_of_unsettled = false;
-
 /* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
 
@@ -127,123 +99,6 @@ static bool has_written = false;
 static Oid	refused_relation = InvalidOid;
 
 static ProcessUtility_hook_type next_process_utility;
-
-/* hint: what helps.  If the table has more than one such thing, the next error names it. */
-static void
-refuse_table(Relation claims, const char *reason, const char *hint)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("table \"%s\" cannot hold claims: it has %s",
-					RelationGetRelationName(claims), reason),
-			 errdetail("Claims are written directly into the table, without the executor, so that this would be ignored or do harm."),
-			 errhint("%s", hint)));
-}
-
-char *
-idem_store_qualified_name(Oid relid)
-{
-	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
-									  get_rel_name(relid));
-}
-
-/* change: the rest of ALTER TABLE name ...; NULL: no ALTER TABLE helps. */
-static void
-refuse_layout(Relation claims, const char *change)
-{
-	const char *hint = "Dump this database and restore it: a dropped column cannot come back to its place in the table.";
-
-	if (change != NULL)
-		hint = psprintf("Run ALTER TABLE %s %s.",
-						idem_store_qualified_name(RelationGetRelid(claims)), change);
-	refuse_table(claims, "another layout than the extension gave it", hint);
-}
-
-static void
-check_storage(Relation claims)
-{
-	if (claims->rd_rel->relkind != RELKIND_RELATION)
-		refuse_layout(claims, NULL);
-	if (claims->rd_rel->relispartition)
-		refuse_table(claims, "become a partition",
-					 psprintf("Run ALTER TABLE %s DETACH PARTITION %s.",
-							  idem_store_qualified_name(get_partition_parent(RelationGetRelid(claims),
-																			 true)),
-							  idem_store_qualified_name(RelationGetRelid(claims))));
-	if (claims->rd_rel->relam != HEAP_TABLE_AM_OID)
-		refuse_layout(claims, "SET ACCESS METHOD heap");
-	if (claims->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		refuse_layout(claims, "SET LOGGED");
-}
-
-/* The column must be as in the install script.  A missing value is refused too: the column
- * must read as NULL where a row ends before it. */
-static void
-check_column(Relation claims, int i)
-{
-	Form_pg_attribute column = TupleDescAttr(RelationGetDescr(claims), i);
-	Oid			type = OidIsValid(claims_column_types[i]) ?
-		claims_column_types[i] : idem_catalog()->state_type;
-
-	if (column->attisdropped || column->atthasmissing)
-		refuse_layout(claims, NULL);
-	if (column->atttypid != type ||
-		(type == TEXTOID && column->attcollation != C_COLLATION_OID))
-	{
-		const char *name = quote_identifier(NameStr(column->attname));
-		const char *type_name = format_type_be_qualified(type);
-
-		refuse_layout(claims, psprintf("ALTER COLUMN %s TYPE %s%s USING %s::text::%s",
-									   name, type_name,
-									   type == TEXTOID ? " COLLATE \"C\"" : "",
-									   name, type_name));
-	}
-	if (column->attnotnull != claims_column_not_null[i])
-		refuse_layout(claims, psprintf("ALTER COLUMN %s %s NOT NULL",
-									   quote_identifier(NameStr(column->attname)),
-									   column->attnotnull ? "DROP" : "SET"));
-}
-
-/*
- * The first columns must be those of the install script.  After them, dropped columns are
- * accepted: a column that somebody added and dropped again stays there for good.  Each row
- * that we write has NULL in it.
- */
-static void
-check_layout(Relation claims)
-{
-	TupleDesc	desc = RelationGetDescr(claims);
-
-	idem_refuse_distributed(claims);
-	check_storage(claims);
-	if (desc->natts < Natts_claims)
-		refuse_layout(claims, NULL);
-	for (int i = 0; i < Natts_claims; i++)
-		check_column(claims, i);
-	for (int i = Natts_claims; i < desc->natts; i++)
-		if (!TupleDescAttr(desc, i)->attisdropped)
-			refuse_layout(claims,
-						  psprintf("DROP COLUMN %s",
-								   quote_identifier(NameStr(TupleDescAttr(desc, i)->attname))));
-}
-
-static void
-check_direct_writes(Relation claims)
-{
-	TupleConstr *constraints = RelationGetDescr(claims)->constr;
-
-	if (claims->trigdesc != NULL)
-		refuse_table(claims, "triggers, foreign keys or deferrable constraints",
-					 "Drop them, also foreign keys of other tables that refer to it, and react to the application's own tables instead.");
-	if (claims->rd_rules != NULL && claims->rd_rules->numLocks > 0)
-		refuse_table(claims, "rules", "Drop them.");
-	if (claims->rd_rel->relrowsecurity)
-		refuse_table(claims, "row security",
-					 psprintf("Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY. Grant the functions rather than the table.",
-							  idem_store_qualified_name(RelationGetRelid(claims))));
-	if (constraints != NULL && constraints->num_check > 0)
-		refuse_table(claims, "CHECK constraints", "Drop them.");
-}
 
 static void
 unlock_for_transaction(Oid *locked)
@@ -288,29 +143,8 @@ open_claims_to_write(void)
 		lock_for_transaction(&locked_claims, idem_catalog()->claims);
 		claims = try_table_open(locked_claims, NoLock);
 	} while (claims == NULL);
-	check_layout(claims);
+	idem_store_check_layout(claims);
 	return claims;
-}
-
-/* The hint names the columns as they are called now: they can have been renamed. */
-static void
-refuse_key(Relation claims)
-{
-	Oid			present;
-	const char *drop = "";
-	const char *columns[KEY_COLUMNS];
-
-	(void) get_primary_key_attnos(RelationGetRelid(claims), true, &present);
-	if (OidIsValid(present))
-		drop = psprintf("DROP CONSTRAINT %s, ",
-						quote_identifier(get_constraint_name(present)));
-	for (int i = 0; i < KEY_COLUMNS; i++)
-		columns[i] = quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(claims),
-															key_columns[i] - 1)->attname));
-	refuse_table(claims, "another primary key than the extension gave it",
-				 psprintf("Run ALTER TABLE %s %sADD PRIMARY KEY (%s, %s, %s). It is what prevents a second execution.",
-						  idem_store_qualified_name(RelationGetRelid(claims)), drop,
-						  columns[0], columns[1], columns[2]));
 }
 
 static Relation
@@ -318,21 +152,12 @@ open_key_index(Relation claims, bool to_write)
 {
 	Oid			oid = idem_primary_key_index(claims);
 	Relation	index = NULL;
-	bool		same;
 
 	if (OidIsValid(oid) && to_write)
 		lock_for_transaction(&locked_key_index, oid);
 	if (OidIsValid(oid))
 		index = index_open(oid, to_write ? NoLock : AccessShareLock);
-	same = index != NULL && index->rd_index->indisvalid &&
-		index->rd_rel->relam == BTREE_AM_OID &&
-		index->rd_index->indnkeyatts == KEY_COLUMNS;
-
-	for (int i = 0; same && i < KEY_COLUMNS; i++)
-		same = index->rd_index->indkey.values[i] == key_columns[i] &&
-			index->rd_indcollation[i] == C_COLLATION_OID;
-	if (!same)
-		refuse_key(claims);
+	idem_store_check_key(claims, index);
 	return index;
 }
 
@@ -354,7 +179,7 @@ idem_store_open_to_read(Relation *claims, Relation *key_index)
 			break;
 		table_close(*claims, AccessShareLock);
 	}
-	check_layout(*claims);
+	idem_store_check_layout(*claims);
 	*key_index = open_key_index(*claims, false);
 }
 
@@ -364,81 +189,6 @@ idem_store_init_keys(ScanKey keys)
 {
 	for (int i = 0; i < KEY_COLUMNS; i++)
 		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-}
-
-/* predicate: of an index, as the catalog has it.  Whether it is: state = 'in_progress' */
-static bool
-is_in_progress(Node *predicate)
-{
-	OpExpr	   *equal = (OpExpr *) predicate;
-	Var		   *column;
-	Const	   *label;
-
-	if (!IsA(predicate, OpExpr) || get_opcode(equal->opno) != F_ENUM_EQ ||
-		!IsA(linitial(equal->args), Var) || !IsA(lsecond(equal->args), Const))
-		return false;
-	column = linitial_node(Var, equal->args);
-	label = lsecond_node(Const, equal->args);
-	return column->varattno == Anum_claims_state && !label->constisnull &&
-		DatumGetObjectId(label->constvalue) ==
-		idem_catalog()->state[IDEM_STATE_IN_PROGRESS];
-}
-
-/* A user can give another index the name of one of ours, and it can have expressions. */
-static bool
-is_plain_index(HeapTuple index, AttrNumber column)
-{
-	Form_pg_index form = (Form_pg_index) GETSTRUCT(index);
-
-	return !form->indisunique && form->indnatts == 1 &&
-		form->indkey.values[0] == column;
-}
-
-/* Whether it is the index of the times of expiry, as the extension makes it */
-static bool
-is_by_expiry(Oid index)
-{
-	HeapTuple	tuple;
-	bool		is_ours;
-
-	if (index != idem_catalog()->claims_by_expiry)
-		return false;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	is_ours = is_plain_index(tuple, Anum_claims_expires_at) &&
-		heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
-	ReleaseSysCache(tuple);
-	return is_ours;
-}
-
-/* From the catalog, without opening the index: a claim of a marker asks for it, and needs
- * nothing else of it. */
-bool
-idem_store_is_of_unsettled(Oid index, Relation claims)
-{
-	HeapTuple	tuple;
-	Datum		predicate;
-	bool		isnull;
-
-	if (!OidIsValid(index))
-		return false;
-	/* The index of a table that was replaced keeps its OID and its name. */
-	if (index == asked_index && RelationGetRelid(claims) == asked_claims)
-		return asked_index_is_of_unsettled;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	predicate = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indpred,
-								&isnull);
-	asked_index_is_of_unsettled = !isnull &&
-		is_plain_index(tuple, Anum_claims_scope) &&
-		((Form_pg_index) GETSTRUCT(tuple))->indrelid == RelationGetRelid(claims) &&
-		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
-	ReleaseSysCache(tuple);
-	asked_index = index;
-	asked_claims = RelationGetRelid(claims);
-	return asked_index_is_of_unsettled;
 }
 
 Relation
@@ -465,7 +215,7 @@ look_at_indexes(IdemStore *store)
 			idem_store_is_of_unsettled(unsettled, store->claims))
 			store->unsettled_index = unsettled;
 		else if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
-				 !is_by_expiry(lfirst_oid(cell)))
+				 !idem_store_is_by_expiry(lfirst_oid(cell)))
 			store->has_user_index = true;
 	}
 	store->index_oids = indexes;
@@ -542,7 +292,7 @@ open_store(void)
 	Assert(the_store == NULL);
 	store->context = context;
 	store->claims = open_claims_to_write();
-	check_direct_writes(store->claims);
+	idem_store_check_direct_writes(store->claims);
 	store->key_index = open_key_index(store->claims, true);
 	store->claims_oid = RelationGetRelid(store->claims);
 	store->key_index_oid = RelationGetRelid(store->key_index);
@@ -918,8 +668,7 @@ idem_store_use_to_write(CmdType command)
 static void
 invalidate_store(Datum arg, Oid relid)
 {
-	if (relid == InvalidOid || relid == asked_index)
-		asked_index = InvalidOid;
+	idem_store_forget_shape(relid);
 	if (kept_store != NULL &&
 		(relid == InvalidOid || relid == kept_store->claims_oid ||
 		 list_member_oid(kept_store->index_oids, relid)))

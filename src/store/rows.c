@@ -61,6 +61,7 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
+#include "store/shape.h"
 
 /* After so many new keys in a row, the next one is inserted without a probe; after so many
  * times n, the next n. */

@@ -32,6 +32,7 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
+#include "store/shape.h"
 #include "store/unsettled.h"
 
 struct IdemUnsettledScan
