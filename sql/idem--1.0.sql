@@ -257,18 +257,35 @@ CREATE FUNCTION @extschema@.idem_try_claim(
 	scope pg_catalog.text DEFAULT '',
 	fingerprint pg_catalog.bytea DEFAULT NULL,
 	wait pg_catalog.interval DEFAULT NULL,
-	lease pg_catalog.interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome,
 	OUT result pg_catalog.jsonb,
-	INOUT progress pg_catalog.jsonb DEFAULT NULL,
-	OUT token pg_catalog.int8,
+	OUT progress pg_catalog.jsonb,
 	OUT expires_at pg_catalog.timestamptz,
 	OUT lease_until pg_catalog.timestamptz)
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.interval, pg_catalog.jsonb) IS
-'claims a request, for this transaction or with a lease, and returns the outcome instead of raising it. Use it in FROM';
+COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
+'claims a request for this transaction, and returns the outcome instead of raising it. Use it in FROM';
+
+CREATE FUNCTION @extschema@.idem_lease(
+	user_id pg_catalog.text,
+	request_id pg_catalog.text,
+	lease pg_catalog.interval,
+	scope pg_catalog.text DEFAULT '',
+	fingerprint pg_catalog.bytea DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL,
+	OUT outcome @extschema@.idem_outcome,
+	OUT result pg_catalog.jsonb,
+	INOUT progress pg_catalog.jsonb DEFAULT NULL,
+	OUT expires_at pg_catalog.timestamptz,
+	OUT lease_until pg_catalog.timestamptz,
+	OUT token pg_catalog.int8)
+AS 'MODULE_PATHNAME', 'idem_lease'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
+
+COMMENT ON FUNCTION @extschema@.idem_lease(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.jsonb) IS
+'claims a request for work that is not one transaction: until the lease ends, or a call with the token settles it. Use it in FROM';
 
 CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids pg_catalog.text[],
@@ -366,7 +383,7 @@ AS 'MODULE_PATHNAME', 'idem_extend'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 COMMENT ON FUNCTION @extschema@.idem_extend(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.interval, pg_catalog.jsonb, pg_catalog.text) IS
-'heartbeat: renews the lease from now on (lease NULL: for the scope''s length) and records progress; returns the new end';
+'heartbeat: the lease ends that long from now (NULL: the scope''s lease, but no earlier than before), returns when; records progress';
 
 CREATE FUNCTION @extschema@.idem_release(
 	user_id pg_catalog.text,
@@ -475,7 +492,7 @@ AS 'MODULE_PATHNAME', 'idem_lapsed'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 100;
 
 COMMENT ON FUNCTION @extschema@.idem_lapsed(pg_catalog.text, pg_catalog.int4) IS
-'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: a claim takes it over, unknown: find out, then settle it with idem_heal()';
+'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: idem_lease() takes it over, unknown: find out, then settle it with idem_heal()';
 
 CREATE FUNCTION @extschema@.idem_fingerprint(parameters pg_catalog.jsonb)
 RETURNS pg_catalog.bytea
@@ -800,7 +817,7 @@ CREATE VIEW @extschema@.idem_unsettled AS
 
 COMMENT ON VIEW @extschema@.idem_unsettled IS
 'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
-COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next claim takes it over; unknown: somebody has to find out';
+COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
 CREATE FUNCTION @extschema@.idem_held_keys(
 	OUT scope pg_catalog.text,
@@ -1115,7 +1132,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-	app constant text[] := ARRAY['idem_call', 'idem_claim', 'idem_try_claim', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];

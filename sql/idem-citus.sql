@@ -836,7 +836,7 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__is_ours(xid) IMMUTABLE;
 	-- Nor does it plan a query without the values of its parameters, as the callers of this one ask.
 	ALTER FUNCTION @extschema@.idem__row_of_note(text) SET plan_cache_mode = force_custom_plan;
-	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean)
+	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean, boolean)
 		SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__claim_at_once(text, text, text, bytea, interval) SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;

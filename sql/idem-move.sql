@@ -243,7 +243,7 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 -- here; the lists name the objects of both editions.
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
-		VALUES ('app', ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
+		VALUES ('app', ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
@@ -311,7 +311,7 @@ BEGIN
 		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
 			'idem_call', 'idem_call_settle',
-			'idem_claim', 'idem_try_claim', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
+			'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
 			'idem_distribute', 'idem_skip_duplicates', 'idem_stat_scope_shares'));

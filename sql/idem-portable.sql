@@ -673,7 +673,7 @@ AS $$
 BEGIN
 	IF token <= 0 THEN
 		PERFORM @extschema@.idem__raise('ID400', 'token must be positive',
-			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
+			'Fix the client: pass the token that idem_lease() returned with the lease.');
 	END IF;
 END
 $$;
@@ -686,7 +686,7 @@ BEGIN
 	PERFORM @extschema@.idem__check_token(token);
 	IF token IS NULL THEN
 		PERFORM @extschema@.idem__raise('ID400', 'token must not be null',
-			'Fix the client: pass the token that idem_try_claim() returned with the lease.');
+			'Fix the client: pass the token that idem_lease() returned with the lease.');
 	END IF;
 END
 $$;
@@ -1354,7 +1354,7 @@ BEGIN
 			PERFORM @extschema@.idem__raise_held('ID503', 'request is still being executed after the wait', key);
 		WHEN 'unknown' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID424', 'request''s lease lapsed, and whether it was executed is unknown',
-				'Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget().', key);
+				'Do not retry it: find out (idem_lookup() shows the progress), then settle it with idem_heal(), or drop it with idem_forget().', key);
 		WHEN 'mismatch' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
 				'A retry must send the same parameters and keep its id: with a new id it is executed again. Only another request takes a new id.', key);
@@ -1477,7 +1477,8 @@ $$;
  *	4. the fingerprint, where both sides have one;
  *	5. completed; failed for good;
  *	6. in progress under a live lease: wait for it, and look again;
- *	7. in progress under a lapsed lease: claim in place, or answer unknown, by policy;
+ *	7. in progress under a lapsed lease: claim in place, or answer unknown, by policy; unknown
+ *	   also where the holder recorded progress, and the call cannot tell its caller;
  *	8. failed and retryable: claim in place;
  *	9. absent: check the key's own time, then insert.
  *
@@ -1635,7 +1636,7 @@ $$;
 -- Decisions 3 to 8, by the row of the key.  "claimed": the claim can take its place, and this
 -- transaction has locked it.  Outcome NULL: the row, or the policy, has changed meanwhile.
 CREATE FUNCTION @extschema@.idem__decide(
-	key @extschema@.idem__key, fingerprint bytea, policy @extschema@.idem__scope_policy, key_time timestamptz)
+	key @extschema@.idem__key, fingerprint bytea, tells_progress boolean, policy @extschema@.idem__scope_policy, key_time timestamptz)
 RETURNS @extschema@.idem__look
 LANGUAGE plpgsql
 AS $$
@@ -1672,6 +1673,8 @@ BEGIN
 			WHEN seen.ours OR look.is_live THEN 'in_progress'
 			-- 7
 			WHEN policy.unknown THEN 'unknown'
+			-- A caller who does not see the progress would do all the work again.
+			WHEN seen.progress IS NOT NULL AND NOT tells_progress THEN 'unknown'
 			ELSE 'claimed' END;
 		look.is_live := look.is_live AND look.outcome = 'in_progress';
 		-- Under another fingerprint the stored row belongs to another request.
@@ -1769,7 +1772,7 @@ $$;
 -- Looks at the key, and claims it if it can, until there is an outcome or the deadline passes.
 -- is_live: wait until the lease ends or the deadline passes, then look again.
 CREATE FUNCTION @extschema@.idem__look_at(
-	key @extschema@.idem__key, fingerprint bytea, deadline timestamptz, lease interval, progress jsonb,
+	key @extschema@.idem__key, fingerprint bytea, deadline timestamptz, lease interval, progress jsonb, tells_progress boolean,
 	waits_for text, delete_until timestamptz)
 RETURNS @extschema@.idem__look
 LANGUAGE plpgsql
@@ -1810,7 +1813,7 @@ BEGIN
 			look := @extschema@.idem__insert_claim(key, fingerprint, lease, progress, token, policy.ttl, policy.guarded_since, key_time);
 			step := 'decide';
 			IF look.outcome IS NULL THEN
-				look := @extschema@.idem__decide(key, fingerprint, policy, key_time);
+				look := @extschema@.idem__decide(key, fingerprint, tells_progress, policy, key_time);
 			END IF;
 			IF look.outcome = 'claimed' AND lease IS NOT NULL AND token IS NULL THEN
 				patience.waits_for := 'nothing';
@@ -1843,11 +1846,12 @@ BEGIN
 END
 $$;
 
--- lease: NULL for a transactional claim.  strict: raise ID400 for a key whose own time breaks the
--- policy; otherwise answer invalid.
+-- lease: NULL for a transactional claim.  tells_progress: the call returns the progress of the
+-- holder whose lapsed lease it takes over.  strict: raise ID400 for a key whose own time breaks
+-- the policy; otherwise answer invalid.
 CREATE FUNCTION @extschema@.idem__claim_key(
 	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
-	lease interval, progress jsonb, strict boolean)
+	lease interval, progress jsonb, tells_progress boolean, strict boolean)
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
@@ -1863,7 +1867,7 @@ BEGIN
 		PERFORM @extschema@.idem__require_writable(command);
 	END IF;
 	LOOP
-		look := @extschema@.idem__look_at(key, fingerprint, deadline, lease, progress, waits_for, delete_until);
+		look := @extschema@.idem__look_at(key, fingerprint, deadline, lease, progress, tells_progress, waits_for, delete_until);
 		EXIT WHEN look.is_live IS NOT TRUE;
 		IF clock_timestamp() >= deadline THEN
 			look.outcome := @extschema@.idem__outcome_of_passed(deadline);
@@ -2130,7 +2134,7 @@ BEGIN
 		deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
 		PERFORM @extschema@.idem__check_fingerprint(fingerprint);
-		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true)).outcome;
+		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, false, true)).outcome;
 		IF outcome = 'mismatch' AND fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
 			-- The caller of idem_call() has passed no fingerprint: say what differs.
 			PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
@@ -2153,9 +2157,9 @@ COMMENT ON FUNCTION @extschema@.idem_claim(text, text, text, bytea, interval) IS
 
 CREATE FUNCTION @extschema@.idem_try_claim(
 	user_id text, request_id text, scope text DEFAULT '',
-	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL, lease interval DEFAULT NULL,
-	OUT outcome @extschema@.idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
-	OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
+	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
+	OUT outcome @extschema@.idem_outcome, OUT result jsonb, OUT progress jsonb,
+	OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2167,37 +2171,62 @@ DECLARE
 	key @extschema@.idem__key;
 	answer @extschema@.idem__answer;
 BEGIN
-	IF lease IS NULL AND progress IS NULL THEN
-		at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait);
-		IF at_once.outcome IS NOT NULL THEN
-			outcome := at_once.outcome;
-			result := at_once.result;
-			progress := at_once.progress;
-			expires_at := at_once.expires_at;
-			lease_until := at_once.lease_until;
-			RETURN;
-		END IF;
+	at_once := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait);
+	IF at_once.outcome IS NOT NULL THEN
+		outcome := at_once.outcome;
+		result := at_once.result;
+		progress := at_once.progress;
+		expires_at := at_once.expires_at;
+		lease_until := at_once.lease_until;
+		RETURN;
 	END IF;
 	deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 	key := @extschema@.idem__key_of(user_id, request_id, scope);
 	PERFORM @extschema@.idem__check_fingerprint(fingerprint);
-	lease := @extschema@.idem__check_lease(lease);
-	IF progress IS NOT NULL AND lease IS NULL THEN
-		PERFORM @extschema@.idem__raise('ID400', 'progress needs a lease',
-			'Fix the client: pass lease too, or leave progress out.');
-	END IF;
-	answer := @extschema@.idem__claim_key('idem_try_claim()', key, fingerprint, deadline, lease, progress, true);
+	answer := @extschema@.idem__claim_key('idem_try_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, true, true);
 	outcome := answer.outcome;
 	result := answer.result;
 	progress := answer.progress;
-	token := @extschema@.idem__lease_token(key, answer.token);
 	expires_at := answer.expires_at;
 	lease_until := answer.lease_until;
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval, interval, jsonb) IS
-'claims a request, for this transaction or with a lease, and returns the outcome rather than raising it. Use it in FROM';
+COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval) IS
+'claims a request for this transaction, and returns the outcome rather than raising it. Use it in FROM';
+
+CREATE FUNCTION @extschema@.idem_lease(
+	user_id text, request_id text, lease interval, scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
+	OUT outcome @extschema@.idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
+	OUT expires_at timestamptz, OUT lease_until timestamptz, OUT token int8)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	deadline constant timestamptz := @extschema@.idem__deadline(wait);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	answer @extschema@.idem__answer;
+BEGIN
+	PERFORM @extschema@.idem__check_fingerprint(fingerprint);
+	IF lease IS NULL THEN
+		PERFORM @extschema@.idem__raise('ID400', 'lease must not be null',
+			'Fix the client: pass how long the lease lasts, such as ''30 s''.');
+	END IF;
+	lease := @extschema@.idem__check_lease(lease);
+	answer := @extschema@.idem__claim_key('idem_lease()', key, fingerprint, deadline, lease, progress, true, true);
+	outcome := answer.outcome;
+	result := answer.result;
+	progress := answer.progress;
+	expires_at := answer.expires_at;
+	lease_until := answer.lease_until;
+	token := @extschema@.idem__lease_token(key, answer.token);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_lease(text, text, interval, text, bytea, interval, jsonb) IS
+'claims a request for work that is not one transaction: until the lease ends, or a call with the token settles it. Use it in FROM';
 
 -- Claims one element of a batch.  A malformed element is answered with invalid, and the
 -- others are claimed.  is_free: nobody was in the way of its part of the batch.
@@ -2220,7 +2249,7 @@ BEGIN
 			END IF;
 		END IF;
 		RETURN @extschema@.idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::@extschema@.idem__key,
-			fingerprint, deadline, NULL::interval, NULL::jsonb, false);
+			fingerprint, deadline, NULL::interval, NULL::jsonb, false, false);
 	END IF;
 	RETURN ROW ('invalid', NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
 END
@@ -2455,7 +2484,7 @@ BEGIN
 	outcome := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
 	IF outcome IS NULL THEN
 		outcome := (@extschema@.idem__claim_key(command, key, NULL::bytea, @extschema@.idem__deadline(NULL::interval),
-			NULL::interval, NULL::jsonb, true)).outcome;
+			NULL::interval, NULL::jsonb, false, true)).outcome;
 	END IF;
 	IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 		PERFORM @extschema@.idem__raise_outcome(outcome, key);
@@ -2607,6 +2636,16 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION @extschema@.idem__raise_no_request(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	PERFORM @extschema@.idem__raise_of_key('ID410', pg_catalog.format('there is no such request in scope "%s"', key.scope),
+		'Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.', key);
+END
+$$;
+
 -- Locks the row of a lease and returns it if the token is the holder's; otherwise raises
 -- ID410.  The token decides, never the clock: a holder whose lease lapsed still holds it
 -- until somebody takes it over.
@@ -2617,9 +2656,11 @@ AS $$
 DECLARE
 	locked constant @extschema@.idem__claim := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token);
 BEGIN
-	IF locked.token IS DISTINCT FROM token THEN
+	IF locked.state IS NULL THEN
+		PERFORM @extschema@.idem__raise_no_request(key);
+	ELSIF locked.token IS DISTINCT FROM token THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is lost',
-			'Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token is wrong, or the scope or an id in DETAIL.', key);
+			'Stop, and roll back: another holder has the request. Or the token is wrong.', key);
 	END IF;
 	RETURN locked;
 END
@@ -2862,7 +2903,7 @@ BEGIN
 			RETURN false;
 	END;
 	IF state IS NULL THEN
-		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not claimed', 'Nothing is stored about this request: check the scope and the ids in DETAIL.', key);
+		PERFORM @extschema@.idem__raise_no_request(key);
 	ELSIF state = 'failed' THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 			'The request has already failed; use a new id, or idem_forget().', key);
@@ -2989,14 +3030,17 @@ DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	policy record;
+	was @extschema@.idem__claim;
 	until timestamptz;
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_extend()');
 	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
 	PERFORM @extschema@.idem__check_lease_max(key, length, policy.lease_max);
 	PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
-	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
-	until := clock_timestamp() + coalesce(length, policy.lease);
+	was := @extschema@.idem__lock_lease(key, token);
+	PERFORM @extschema@.idem__require_unsettled(key, was);
+	until := CASE WHEN length IS NULL THEN greatest(was.lease_until, clock_timestamp() + policy.lease)
+		ELSE clock_timestamp() + length END;
 	UPDATE @extschema@.idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, @extschema@.idem__whole_second(until)),
 		progress = coalesce(idem_extend.progress, c.progress)
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
@@ -3010,7 +3054,7 @@ END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
-'heartbeat: the lease ends that long from now (NULL: the scope''s lease), returns when; records progress';
+'heartbeat: the lease ends that long from now (NULL: the scope''s lease, but no earlier than before), returns when; records progress';
 
 -- Drops the progress too: the holder has undone what it stands for.
 CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
@@ -3249,7 +3293,7 @@ END
 $$;
 
 COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
-'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: a claim takes it over, unknown: find out, then settle it with idem_heal()';
+'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: idem_lease() takes it over, unknown: find out, then settle it with idem_heal()';
 
 -- Roles that read a view have no right on the tables that it reads.  The index of unsettled
 -- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
@@ -3267,7 +3311,7 @@ CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
 
 COMMENT ON VIEW @extschema@.idem_unsettled IS
 'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
-COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next claim takes it over; unknown: somebody has to find out';
+COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
 -- SQL does not see which request a session waits for, nor sessions that sleep until a lease
 -- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
@@ -3922,7 +3966,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	app constant text[] := ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];

@@ -17,7 +17,7 @@
 #include "guc.h"
 
 int			idem_ttl = 3600;
-int			idem_lease = 30000;
+int			idem_lease_ms = 30000;
 int			idem_lease_max = 86400;
 int			idem_wait = 5000;
 int			idem_result_max_bytes = 1024 * 1024;
@@ -75,7 +75,7 @@ idem_define_settings(void)
 	DefineCustomIntVariable("idem.lease",
 							"Length of a lease.",
 							"For scopes without a lease of their own in idem_scopes.",
-							&idem_lease, 30000, 1, INT_MAX,
+							&idem_lease_ms, 30000, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.lease_max",

@@ -16,7 +16,7 @@ enum
 };
 
 extern int	idem_ttl;			/* seconds */
-extern int	idem_lease;			/* milliseconds */
+extern int	idem_lease_ms;		/* milliseconds */
 extern int	idem_lease_max;		/* seconds */
 extern int	idem_wait;			/* milliseconds, -1: until cancelled, 0: not at all */
 extern int	idem_result_max_bytes;	/* of the jsonb */

@@ -30,7 +30,7 @@ DECLARE
 	claim record;
 BEGIN
 	SELECT * INTO claim
-	FROM idem_try_claim(creator, request, 'create_group', wait => wait, lease => lease, progress => fresh_ids);
+	FROM idem_lease(creator, request, scope => 'create_group', wait => wait, lease => lease, progress => fresh_ids);
 	outcome := claim.outcome;
 	token := claim.token;
 	error := CASE outcome WHEN 'failed' THEN claim.result END;

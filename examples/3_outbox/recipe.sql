@@ -33,7 +33,7 @@ CREATE INDEX ON outbox (id) WHERE published_at IS NULL;
 CREATE FUNCTION begin_order(customer text, request text, wanted jsonb,
 	OUT outcome idem_outcome, OUT result jsonb, OUT token bigint) LANGUAGE sql AS $$
 	SELECT outcome, result, token
-	FROM idem_try_claim(customer, request, 'orders', idem_fingerprint(wanted), wait => '0', lease => '30 s')
+	FROM idem_lease(customer, request, scope => 'orders', fingerprint => idem_fingerprint(wanted), wait => '0', lease => '30 s')
 $$;
 
 -- Completes an order: work, result and message in one transaction. The fence comes first: a

@@ -260,7 +260,7 @@ async function statuses() {
 	is(await paid('statuses'), 2, 'which is undone');
 	await database.query(`UPDATE idem_scopes SET result_max_bytes = NULL, lapsed = 'unknown'`);
 	const lapsed = crypto.randomUUID();
-	await database.query(`SELECT FROM idem_try_claim('ann', $1, 'POST /payments', lease => '1 us')`, [lapsed]);
+	await database.query(`SELECT FROM idem_lease('ann', $1, scope => 'POST /payments', lease => '1 us')`, [lapsed]);
 	const unknown = await attempt({ key: lapsed, body });
 	is([unknown.status, unknown.headers['retry-after']], [409, undefined], '409 without Retry-After for one of which nobody knows the end');
 

@@ -99,7 +99,7 @@ BEGIN
 		PERFORM idem_forget(traveller, request, step_scope);
 	END IF;
 	SELECT c.outcome, c.result, c.token, c.lease_until INTO outcome, result, token, deadline
-	FROM idem_try_claim(traveller, request, step_scope, wait => '0', lease => lease / 2) c;
+	FROM idem_lease(traveller, request, scope => step_scope, wait => '0', lease => lease / 2) c;
 END $$;
 
 -- A step in our database needs no lease: claim, booking and result are one transaction. A seller

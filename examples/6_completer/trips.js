@@ -69,12 +69,12 @@ class Trips {
 	claim(user, request, order) {
 		return this.one(`
 			SELECT outcome, result, progress, token
-			FROM idem_try_claim($1, $2, $3, wait => '0', lease => $4, progress => $5)`,
+			FROM idem_lease($1, $2, scope => $3, wait => '0', lease => $4, progress => $5)`,
 		user, request, this.scope, this.lease, order && json(order));
 	}
 
 	// What a client calls, and calls again after Unclear and in_progress: returns { outcome, result } as
-	// idem_try_claim does
+	// idem_lease does
 	async buy(user, request, order) {
 		const claim = await this.claim(user, request, order);
 		if (claim.outcome !== 'claimed') return claim;

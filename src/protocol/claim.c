@@ -12,7 +12,8 @@
  *	4. the fingerprint, where both sides have one;
  *	5. completed; failed for good;
  *	6. in progress under a live lease: wait for it, and look again;
- *	7. in progress under a lease that lapsed: claimed in place, or unknown, by policy;
+ *	7. in progress under a lease that lapsed: claimed in place, or unknown, by policy; unknown
+ *	   also where the holder recorded progress, and the call cannot tell its caller;
  *	8. failed and retryable: claimed in place;
  *	9. absent: the key's own time, then insert.
  *
@@ -92,6 +93,7 @@ static const IdemClaimAnswer no_answer = {
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
+PG_FUNCTION_INFO_V1(idem_lease);
 
 static bool
 fingerprints_differ(const bytea *ours, const IdemStored *stored)
@@ -134,6 +136,9 @@ decide(const IdemClaimCall *call, const IdemFound *found)
 		case IDEM_STATE_IN_PROGRESS:
 			if (found->ours || row->lease_until > GetCurrentTimestamp())
 				return IDEM_IN_PROGRESS;
+			/* A caller who does not see the progress would do all the work again. */
+			if (row->progress != NULL && !call->tells_progress)
+				return IDEM_UNKNOWN;
 			return call->policy.lapsed_unknown ? IDEM_UNKNOWN : IDEM_CLAIMED;
 	}
 	pg_unreachable();
@@ -668,29 +673,14 @@ raise_key_time(const IdemClaimCall *call)
 			 errhint("Fix the client: this scope has key_time = uuidv7 and needs the time in the id.")));
 }
 
-/* Arguments: user_id, request_id, scope, fingerprint, wait. */
+/* Arguments: user_id and request_id, and from the position scope on: scope, fingerprint, wait. */
 static void
-read_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
+read_arguments(FunctionCallInfo fcinfo, int scope, IdemClaimCall *call)
 {
 	*call = (IdemClaimCall) {.place = fcinfo->flinfo};
-	call->deadline = idem_deadline_from_arg(fcinfo, 4);
-	idem_key_from_args(fcinfo, 0, 1, 2, &call->key);
-	call->fingerprint = idem_fingerprint_from_arg(fcinfo, 3);
-}
-
-/* More of them: lease, progress. */
-static void
-read_lease_arguments(FunctionCallInfo fcinfo, IdemClaimCall *call)
-{
-	call->lease_us = idem_lease_from_arg(fcinfo, 5);
-	if (PG_ARGISNULL(6))
-		return;
-	if (call->lease_us == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("progress needs a lease"),
-				 errhint("Fix the client: pass lease too, or leave progress out.")));
-	call->progress = PG_GETARG_JSONB_P(6);
+	call->deadline = idem_deadline_from_arg(fcinfo, scope + 2);
+	idem_key_from_args(fcinfo, 0, 1, scope, &call->key);
+	call->fingerprint = idem_fingerprint_from_arg(fcinfo, scope + 1);
 }
 
 void
@@ -733,16 +723,43 @@ idem_claim(PG_FUNCTION_ARGS)
 	IdemClaimCall call;
 	IdemClaimAnswer answer;
 
-	read_arguments(fcinfo, &call);
+	read_arguments(fcinfo, 2, &call);
 	idem_claim_one(&call, "idem_claim()", &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
 		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
 	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
 }
 
+/* The row of an answer: outcome, result, progress, expires_at, lease_until, and, as a sixth
+ * column, the token. */
+static Datum
+make_row(FunctionCallInfo fcinfo, const IdemClaimAnswer *answer, int ncolumns)
+{
+	TupleDesc	desc;
+	Datum		values[6];
+	bool		nulls[6] = {false};
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	idem_require_columns(desc, ncolumns);
+	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[answer->outcome]);
+	values[1] = PointerGetDatum(answer->result);
+	nulls[1] = answer->result == NULL;
+	values[2] = PointerGetDatum(answer->progress);
+	nulls[2] = answer->progress == NULL;
+	values[3] = TimestampTzGetDatum(answer->expires_at);
+	nulls[3] = answer->expires_at == IDEM_NO_TIME;
+	values[4] = TimestampTzGetDatum(answer->lease_until);
+	nulls[4] = answer->lease_until == IDEM_NO_TIME;
+	values[5] = Int64GetDatum(answer->token);
+	nulls[5] = answer->token == 0;
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values,
+											 nulls));
+}
+
 /*
- * idem_try_claim(user_id, request_id, scope, fingerprint, wait, lease, progress)
- *		-> (outcome, result, progress, token, expires_at, lease_until)
+ * idem_try_claim(user_id, request_id, scope, fingerprint, wait)
+ *		-> (outcome, result, progress, expires_at, lease_until)
  *
  * Never raises an outcome.
  */
@@ -751,28 +768,34 @@ idem_try_claim(PG_FUNCTION_ARGS)
 {
 	IdemClaimCall call;
 	IdemClaimAnswer answer;
-	TupleDesc	desc;
-	Datum		values[6] = {0};
-	bool		nulls[6] = {false};
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	idem_require_columns(desc, lengthof(values));
-	read_arguments(fcinfo, &call);
-	read_lease_arguments(fcinfo, &call);
+	read_arguments(fcinfo, 2, &call);
+	call.tells_progress = true;
 	idem_claim_one(&call, "idem_try_claim()", &answer);
+	return make_row(fcinfo, &answer, 5);
+}
 
-	values[0] = ObjectIdGetDatum(idem_catalog()->outcome[answer.outcome]);
-	values[1] = PointerGetDatum(answer.result);
-	nulls[1] = answer.result == NULL;
-	values[2] = PointerGetDatum(answer.progress);
-	nulls[2] = answer.progress == NULL;
-	values[3] = Int64GetDatum(answer.token);
-	nulls[3] = answer.token == 0;
-	values[4] = TimestampTzGetDatum(answer.expires_at);
-	nulls[4] = answer.expires_at == IDEM_NO_TIME;
-	values[5] = TimestampTzGetDatum(answer.lease_until);
-	nulls[5] = answer.lease_until == IDEM_NO_TIME;
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
-													  values, nulls)));
+/*
+ * idem_lease(user_id, request_id, lease, scope, fingerprint, wait, progress)
+ *		-> (the same, token)
+ *
+ * Claims beyond the transaction, until the lease ends.  Never raises an outcome.
+ */
+Datum
+idem_lease(PG_FUNCTION_ARGS)
+{
+	IdemClaimCall call;
+	IdemClaimAnswer answer;
+
+	read_arguments(fcinfo, 3, &call);
+	call.lease_us = idem_lease_from_arg(fcinfo, 2);
+	if (call.lease_us == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("lease must not be null"),
+				 errhint("Fix the client: pass how long the lease lasts, such as '30 s'.")));
+	call.progress = PG_ARGISNULL(6) ? NULL : PG_GETARG_JSONB_P(6);
+	call.tells_progress = true;
+	idem_claim_one(&call, "idem_lease()", &answer);
+	return make_row(fcinfo, &answer, 6);
 }

@@ -17,6 +17,8 @@ typedef struct IdemClaimCall
 	bytea	   *fingerprint;	/* NULL: none */
 	int64		lease_us;		/* 0: a transactional claim */
 	Jsonb	   *progress;		/* of a lease; NULL: none */
+	bool		tells_progress; /* the SQL call returns the progress of the holder whose
+								 * lapsed lease it takes over */
 	IdemDeadline deadline;
 	bool		settled_at_once;	/* a marker that this transaction does not hold:
 									 * neither the claim nor its answer is noted */

@@ -13,6 +13,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "sqlstate.h"
@@ -32,7 +33,7 @@ idem_token_from_arg(FunctionCallInfo fcinfo, int arg)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("token must be positive"),
-				 errhint("Fix the client: pass the token that idem_try_claim() returned with the lease.")));
+				 errhint("Fix the client: pass the token that idem_lease() returned with the lease.")));
 	return PG_GETARG_INT64(arg);
 }
 
@@ -112,7 +113,18 @@ idem_raise_lost_lease(const IdemKey *key)
 {
 	idem_stats_count_lost_lease();
 	idem_raise_lost(key, "lease is lost",
-					"Stop, and roll back: another holder has the request, or it was settled or dropped. Or the token is wrong, or the scope or an id in DETAIL.");
+					"Stop, and roll back: another holder has the request. Or the token is wrong.");
+}
+
+void
+idem_raise_no_request(const IdemKey *key)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_LOST),
+			 errmsg("there is no such request in scope \"%s\"",
+					text_to_cstring(key->scope)),
+			 idem_errdetail_key(key),
+			 errhint("Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.")));
 }
 
 IdemOutcome
@@ -209,7 +221,9 @@ idem_find_row_of_holder(IdemHolder *holder)
 							"request is not held by this transaction",
 							"Settle a request in the transaction that claimed it, or pass the token of its lease.");
 	}
-	else if (!idem_find_row(holder) || holder->found.row.token != holder->token)
+	else if (!idem_find_row(holder))
+		idem_raise_no_request(&holder->key);
+	else if (holder->found.row.token != holder->token)
 		idem_raise_lost_lease(&holder->key);
 }
 

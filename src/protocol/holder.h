@@ -78,6 +78,9 @@ extern void idem_raise_lost(const IdemKey *key, const char *message,
 /* For a token that is not, or no longer, the one of the key's lease; counts it. */
 extern void idem_raise_lost_lease(const IdemKey *key);
 
+/* Where the key has no row: ID410 */
+extern void idem_raise_no_request(const IdemKey *key);
+
 /*
  * To be called after a lease was claimed, settled or dropped.  The commit becomes
  * synchronous: otherwise a crash could undo it after the holder has gone on, and a token

@@ -32,7 +32,7 @@ read_holder(FunctionCallInfo fcinfo, int scope_arg)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("token must not be null"),
-				 errhint("Fix the client: pass the token that idem_try_claim() returned with the lease.")));
+				 errhint("Fix the client: pass the token that idem_lease() returned with the lease.")));
 	return holder;
 }
 
@@ -55,7 +55,8 @@ find_lease(IdemHolder *holder)
 /*
  * idem_extend(user_id, request_id, token, lease, progress, scope) -> timestamptz
  *
- * From now on the lease lasts that long.  Returns when it ends.
+ * From now on the lease lasts that long; NULL: as long as the scope says, or longer if it does
+ * already.  Returns when it ends.
  */
 Datum
 idem_extend(PG_FUNCTION_ARGS)
@@ -65,6 +66,7 @@ idem_extend(PG_FUNCTION_ARGS)
 	IdemHolder	holder = read_holder(fcinfo, 5);
 	IdemRow    *row = &holder.found.row;
 	IdemPolicy	policy;
+	TimestampTz lease_until;
 
 	idem_store_open("idem_extend()");
 	policy = idem_policy(holder.key.scope);
@@ -73,8 +75,10 @@ idem_extend(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		find_lease(&holder);
-		row->lease_until = GetCurrentTimestamp() +
+		lease_until = GetCurrentTimestamp() +
 			(lease_us > 0 ? lease_us : policy.lease_us);
+		row->lease_until = lease_us > 0 ? lease_until :
+			Max(row->lease_until, lease_until);
 		row->expires_at = Max(row->expires_at, row->lease_until);
 		if (progress != NULL)
 			row->progress = (const IdemStored *) progress;

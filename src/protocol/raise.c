@@ -34,7 +34,7 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 	[IDEM_UNKNOWN] = {
 		ERRCODE_IDEM_UNKNOWN,
 		"request's lease lapsed, and whether it was executed is unknown",
-		"Do not retry it: find out, then settle it with idem_heal(), or drop it with idem_forget()."
+		"Do not retry it: find out (idem_lookup() shows the progress), then settle it with idem_heal(), or drop it with idem_forget()."
 	},
 	[IDEM_MISMATCH] = {
 		ERRCODE_IDEM_MISMATCH,

@@ -169,8 +169,7 @@ static bool
 find_to_heal(IdemHolder *holder)
 {
 	if (!idem_find_row(holder))
-		idem_raise_lost(&holder->key, "request is not claimed",
-						"Nothing is stored about this request: check the scope and the ids in DETAIL.");
+		idem_raise_no_request(&holder->key);
 	if (holder->found.row.state == IDEM_STATE_FAILED)
 		idem_raise_lost(&holder->key, "request has failed for good",
 						"The request has already failed; use a new id, or idem_forget().");

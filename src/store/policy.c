@@ -195,7 +195,7 @@ with_settings(IdemPolicy policy)
 	if (policy.ttl_us == FROM_SETTINGS)
 		policy.ttl_us = idem_ttl * USECS_PER_SEC;
 	if (policy.lease_us == FROM_SETTINGS)
-		policy.lease_us = (int64) idem_lease * 1000;
+		policy.lease_us = (int64) idem_lease_ms * 1000;
 	if (policy.lease_max_us == FROM_SETTINGS)
 		policy.lease_max_us = idem_lease_max * USECS_PER_SEC;
 	if (policy.result_max_bytes == FROM_SETTINGS)

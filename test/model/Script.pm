@@ -248,20 +248,10 @@ sub add_claim
 	return;
 }
 
-sub add_try_claim
+sub add_row_claim
 {
-	my ($self, $slot, $key) = @_;
-	my ($wait, @wait) = $self->wait_argument;
-	my @more = ($self->fingerprint_argument, @wait);
-	my $leased = $self->{on}{leases} && chance(0.7);
-
-	push @more, 'lease => '
-	  . $self->or_invalid("'" . interval_of() . "'",
-		q('0'), q('-1 s'), q('1 month'), q('36501 days'), q('36500 days'))
-	  if $leased;
-	push @more, 'progress => ' . $self->jsonb if chance($leased ? 0.4 : $self->{on}{invalid} ? 0.03 : 0);
-	my $call = 'idem_try_claim('
-	  . named($self->key_arguments($key), $self->scope_argument($key->[2]), @more) . ')';
+	my ($self, $slot, $name, $key, $arguments, $wait) = @_;
+	my $call = "$name($arguments)";
 	# idem_status() does not see what its own statement claims.
 	my $with_status = 'SELECT c.*, idem_status(' . literal($key->[0]) . ', ' . literal($key->[1])
 	  . ', ' . literal($key->[2]) . ") AS status FROM $call AS c";
@@ -269,9 +259,31 @@ sub add_try_claim
 		("SELECT * FROM $call") x 8,
 		$with_status,
 		$self->{on}{leases} ? () : "SELECT i, c.* FROM generate_series(1, 2) AS i, $call AS c");
-	my $step = $self->add($slot, 'idem_try_claim', 'claim', $sql, keys => [$key], wait => $wait,
-		reads => $sql eq $with_status);
-	push @{ $self->{leased} }, { id => $step->{id}, key => $key } if $leased;
+
+	return $self->add($slot, $name, 'claim', $sql, keys => [$key], wait => $wait, reads => $sql eq $with_status);
+}
+
+sub add_try_claim
+{
+	my ($self, $slot, $key) = @_;
+	my ($wait, @wait) = $self->wait_argument;
+
+	$self->add_row_claim($slot, 'idem_try_claim', $key,
+		named($self->key_arguments($key), $self->scope_argument($key->[2]), $self->fingerprint_argument, @wait), $wait);
+	return;
+}
+
+sub add_lease
+{
+	my ($self, $slot, $key) = @_;
+	my ($wait, @wait) = $self->wait_argument;
+	my $lease = $self->or_invalid("'" . interval_of() . "'",
+		'NULL', q('0'), q('-1 s'), q('1 month'), q('36501 days'), q('36500 days'));
+	my @progress = chance(0.4) ? 'progress => ' . $self->jsonb : ();
+	my $step = $self->add_row_claim($slot, 'idem_lease', $key,
+		named($self->key_arguments($key), $lease, $self->scope_argument($key->[2]), $self->fingerprint_argument, @wait, @progress), $wait);
+
+	push @{ $self->{leased} }, { id => $step->{id}, key => $key };
 	return;
 }
 
@@ -608,7 +620,8 @@ sub add_step
 		finish => $on->{two_phase} ? 5 : 0,
 		set => $open ? 2 : 0,
 		claim => 10,
-		try_claim => 22,
+		try_claim => $on->{leases} ? 8 : 22,
+		lease => $on->{leases} ? 14 : 0,
 		batch => $on->{batches} ? 6 : 0,
 		idem_complete => $held ? 14 : $lease ? 6 : 1,
 		idem_fail => $held ? 10 : $lease ? 4 : 1,
@@ -629,8 +642,8 @@ sub add_step
 	# Most calls of holders, and most changes of time, are for leased keys.
 	$key = pick(@{ $self->{leased} })->{key}
 	  if @{ $self->{leased} } && $what =~ /^(?:move|heal|idem_extend|idem_release|idem_fence)$/ && chance(0.7);
-	$self->{latest}[$slot] = $key if $what =~ /^(?:claim|try_claim|block)$/;
-	push @{ $self->{held}[$slot] }, $key if $open && $what =~ /^(?:claim|try_claim)$/;
+	$self->{latest}[$slot] = $key if $what =~ /^(?:claim|try_claim|lease|block)$/;
+	push @{ $self->{held}[$slot] }, $key if $open && $what =~ /^(?:claim|try_claim|lease)$/;
 
 	if ($what eq 'begin') { $self->add_begin($slot) }
 	elsif ($what eq 'end') { $self->add_end($slot) }
@@ -639,6 +652,7 @@ sub add_step
 	elsif ($what eq 'set') { $self->add($slot, 'SET LOCAL lock_timeout', 'set', "SET LOCAL lock_timeout = '$brief'") }
 	elsif ($what eq 'claim') { $self->add_claim($slot, $key) }
 	elsif ($what eq 'try_claim') { $self->add_try_claim($slot, $key) }
+	elsif ($what eq 'lease') { $self->add_lease($slot, $key) }
 	elsif ($what eq 'batch') { $self->add_batch($slot) }
 	elsif ($what eq 'idem_complete' || $what eq 'idem_fail') { $self->add_settle($slot, $key, $what) }
 	elsif ($what eq 'idem_extend') { $self->add_extend($slot, $key) }

@@ -20,7 +20,7 @@ SELECT idem_complete('"result of f"');
 SELECT idem_claim('batch', 'g');
 SELECT idem_fail('"error of g"');
 COMMIT;
-SELECT outcome FROM idem_try_claim('batch', 'h', lease => '1 hour', progress => '"not shown"');
+SELECT outcome FROM idem_lease('batch', 'h', lease => '1 hour', progress => '"not shown"');
 SELECT * FROM idem_claim_many('{batch,batch,batch,batch,batch}', '{h,g,f,e,new}', wait => '0');
 SELECT * FROM idem_claim_many('{batch,batch}', '{h,new2}', wait => '10 ms');
 -- The same id with another user, and in another scope, is another key.

@@ -5,7 +5,7 @@
 -- A claim without a result (a marker): the first claim executes, each later one is a replay.
 SELECT idem_claim('u', 'marker');
 SELECT idem_claim('u', 'marker');
-SELECT outcome, result, progress, token, lease_until FROM idem_try_claim('u', 'marker');
+SELECT outcome, result, progress, lease_until FROM idem_try_claim('u', 'marker');
 
 -- A replay gets the stored response.
 BEGIN;
@@ -202,6 +202,6 @@ DROP TABLE work;
 -- No function is strict: with a NULL argument a strict one would return NULL, and an IF would
 -- read that as "already executed".
 SELECT proname, proisstrict FROM pg_proc
-WHERE proname IN ('idem_claim', 'idem_try_claim', 'idem_complete', 'idem_fail', 'idem_forget') AND proisstrict;
+WHERE proname IN ('idem_claim', 'idem_try_claim', 'idem_lease', 'idem_complete', 'idem_fail', 'idem_forget') AND proisstrict;
 
 TRUNCATE idem_claims;

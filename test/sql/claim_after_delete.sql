@@ -77,9 +77,9 @@ ROLLBACK;
 
 -- A lease
 BEGIN;
-SELECT outcome FROM idem_try_claim('u', 'k', lease => '1 min');
+SELECT outcome FROM idem_lease('u', 'k', lease => '1 min');
 DELETE FROM idem_claims WHERE request_id = 'k';
-SELECT outcome, token FROM idem_try_claim('u', 'k', lease => '1 min') \gset
+SELECT outcome, token FROM idem_lease('u', 'k', lease => '1 min') \gset
 SELECT idem_complete('u', 'k', '"lease"', :token);
 SELECT idem_result('u', 'k');
 SELECT idem_complete('"again"');

@@ -8,7 +8,7 @@ CREATE FUNCTION pay(amount int) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb
 
 -- refused: each column is a call of its own
 SELECT (idem_try_claim('u', '1')).*;
-SELECT (idem_try_claim('u', '1', lease => '1 h')).*;
+SELECT (idem_lease('u', '1', lease => '1 h')).*;
 SELECT idem_claim('u', '1'), idem_claim('u', '1');
 SELECT idem_claim('u', '1') UNION ALL SELECT idem_claim('u', '1');
 -- a mismatch is told as one

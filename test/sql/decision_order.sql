@@ -73,7 +73,7 @@ BEGIN
 		WHEN 'idem_try_claim' THEN
 			SELECT outcome INTO answer FROM idem_try_claim('decisions', c.request, c.scope, c.fingerprint, '0');
 		WHEN 'idem_try_claim, lease' THEN
-			SELECT outcome INTO answer FROM idem_try_claim('decisions', c.request, c.scope, c.fingerprint, '0', '1 hour');
+			SELECT outcome INTO answer FROM idem_lease('decisions', c.request, scope => c.scope, fingerprint => c.fingerprint, wait => '0', lease => '1 hour');
 		WHEN 'idem_claim_many' THEN
 			SELECT outcome INTO answer FROM idem_claim_many(ARRAY['decisions'], ARRAY[c.request], c.scope, ARRAY[c.fingerprint], '0');
 		WHEN 'idem_claim_many, no fingerprints' THEN
@@ -120,9 +120,9 @@ BEGIN
 		WHEN 'transactional' THEN PERFORM idem_claim('decisions', c.request, c.scope, '\x01');
 		WHEN 'completed' THEN PERFORM idem_claim('decisions', c.request, c.scope, '\x01'), idem_complete('1');
 		WHEN 'failed' THEN PERFORM idem_claim('decisions', c.request, c.scope, '\x01'), idem_fail('1');
-		WHEN 'lease' THEN PERFORM idem_try_claim('decisions', c.request, c.scope, '\x01', lease => '1 hour');
+		WHEN 'lease' THEN PERFORM idem_lease('decisions', c.request, scope => c.scope, fingerprint => '\x01', lease => '1 hour');
 		WHEN 'lease, completed' THEN
-			PERFORM idem_try_claim('decisions', c.request, c.scope, '\x01', lease => '1 hour'), idem_complete('1');
+			PERFORM idem_lease('decisions', c.request, scope => c.scope, fingerprint => '\x01', lease => '1 hour'), idem_complete('1');
 	END CASE;
 	answer := ask(call, c);
 	RAISE SQLSTATE 'UNDO1';

@@ -31,8 +31,8 @@ DELETE FROM idem_scopes WHERE scope = '';
 
 -- Every call that claims
 SELECT outcome FROM idem_try_claim('u', 'r2', 'payment');
-SELECT outcome FROM idem_try_claim('u', 'r3', 'payment', lease => '1 min');
-SELECT outcome FROM idem_try_claim('u', 'r3', 'payments', lease => '1 min');
+SELECT outcome FROM idem_lease('u', 'r3', scope => 'payment', lease => '1 min');
+SELECT outcome FROM idem_lease('u', 'r3', scope => 'payments', lease => '1 min');
 -- A batch claims nothing, and does not answer "invalid".
 SELECT * FROM idem_claim_many('{u,u}', '{r4,r5}', 'payment');
 SELECT * FROM idem_claim_many('{u,u}', '{r4,r5}', 'payments');
@@ -42,7 +42,7 @@ SELECT idem_claim('u', 'r1', 'paymnets');
 -- What was claimed can be read and settled.
 SELECT idem_status('u', 'r1', 'paymnets'), idem_result('u', 'r1', 'paymnets'), state FROM idem_lookup('u', 'r1', 'paymnets');
 SELECT pg_temp.set_scopes('any');
-SELECT token FROM idem_try_claim('u', 'lease', 'undeclared', lease => '1 min') \gset
+SELECT token FROM idem_lease('u', 'lease', scope => 'undeclared', lease => '1 min') \gset
 SELECT pg_temp.set_scopes('declared');
 SELECT idem_extend('u', 'lease', :token, scope => 'undeclared') > now() AS extended;
 SELECT idem_fence('u', 'lease', :token, scope => 'undeclared');

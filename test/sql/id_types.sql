@@ -70,7 +70,7 @@ EXECUTE claim (1, '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01', '');
 DEALLOCATE claim;
 
 -- All of them
-SELECT outcome, token > 0 AS has_token FROM idem_try_claim(1, 'lease', lease => '1 min');
+SELECT outcome, token > 0 AS has_token FROM idem_lease(1, 'lease', lease => '1 min');
 SELECT token FROM idem_claims WHERE request_id = 'lease' \gset
 SELECT outcome, result, progress FROM idem_try_claim(1, 'lease', wait => '0');
 SELECT idem_extend(1, 'lease', :token, progress => '[1]') > now() AS extended;
@@ -81,7 +81,7 @@ SELECT idem_complete(1, 'lease', '"done"', :token), idem_complete(1, 'lease', '"
 SELECT state, result, progress FROM idem_lookup(1, 'lease');
 SELECT idem_result(1, 'lease'), idem_heal(1, 'lease', '1');
 SELECT idem_forget(1, 'lease'), idem_forget(1, 'lease');
-SELECT token FROM idem_try_claim(1, 'lease', lease => '1 min') \gset
+SELECT token FROM idem_lease(1, 'lease', lease => '1 min') \gset
 SELECT idem_release(1, 'lease', :token), idem_release(1, 'lease', :token);
 BEGIN;
 SELECT idem_claim(1, 'fails'), idem_fail(1, 'fails', '"no"'), idem_status(1, 'fails');

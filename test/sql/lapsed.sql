@@ -7,7 +7,7 @@ INSERT INTO idem_scopes (scope, lapsed, expired) VALUES
 
 -- A lease that ended so many seconds ago
 CREATE FUNCTION left_behind(request text, of_scope text, seconds int) RETURNS text LANGUAGE sql AS $$
-	SELECT outcome FROM idem_try_claim('lapsed', request, of_scope, lease => '1 min', progress => to_jsonb(request));
+	SELECT outcome FROM idem_lease('lapsed', request, scope => of_scope, lease => '1 min', progress => to_jsonb(request));
 	UPDATE idem_claims SET lease_until = clock_timestamp() - seconds * interval '1 s'
 	WHERE user_id = 'lapsed' AND request_id = request AND scope = of_scope RETURNING 'left behind'
 $$;
@@ -15,7 +15,7 @@ $$;
 SELECT count(*) FROM idem_lapsed();
 SELECT idem_claim('lapsed', 'marker'), idem_claim('lapsed', 'done'), idem_complete('lapsed', 'done', '1');
 SELECT left_behind('a', '', 20), left_behind('b', '', 40), left_behind('c', 'other', 30), left_behind('d', 'unknown', 50);
-SELECT outcome FROM idem_try_claim('lapsed', 'live', lease => '1 min');
+SELECT outcome FROM idem_lease('lapsed', 'live', lease => '1 min');
 SELECT left_behind('settled', '', 20);
 SELECT idem_heal('lapsed', 'settled', '1');
 
@@ -29,7 +29,7 @@ SELECT request_id FROM idem_lapsed('', 1);
 SELECT request_id FROM idem_lapsed('', 0);
 SELECT count(*) FROM idem_lapsed(NULL, NULL);
 SELECT l.request_id, t.outcome, t.progress
-FROM idem_lapsed() AS l, idem_try_claim(l.user_id, l.request_id, l.scope, lease => '1 min', wait => '0') AS t;
+FROM idem_lapsed() AS l, idem_lease(l.user_id, l.request_id, scope => l.scope, lease => '1 min', wait => '0') AS t;
 -- What was taken over is not listed any more.
 SELECT request_id, status FROM idem_lapsed();
 
@@ -44,7 +44,7 @@ SELECT left_behind('protect', '', 1), left_behind('reclaim', 'reclaim', 1), left
 SELECT request_id, status FROM idem_lapsed() ORDER BY 1;
 UPDATE idem_claims SET expires_at = clock_timestamp() - interval '1 s';
 SELECT request_id, status FROM idem_lapsed() ORDER BY 1;
-SELECT l.request_id, t.outcome, t.progress FROM idem_claims AS l, idem_try_claim(l.user_id, l.request_id, l.scope, lease => '1 min') AS t ORDER BY 1;
+SELECT l.request_id, t.outcome, t.progress FROM idem_claims AS l, idem_lease(l.user_id, l.request_id, scope => l.scope, lease => '1 min') AS t ORDER BY 1;
 
 -- A policy that changes changes the list.
 DELETE FROM idem_claims;
@@ -58,7 +58,7 @@ BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SELECT request_id FROM idem_lapsed('changes');
 COMMIT;
 -- A large progress, which TOAST keeps elsewhere, is complete.
-SELECT outcome FROM idem_try_claim('lapsed', 'large', 'large', lease => '1 min', progress => to_jsonb(repeat('0123456789', 10000)));
+SELECT outcome FROM idem_lease('lapsed', 'large', scope => 'large', lease => '1 min', progress => to_jsonb(repeat('0123456789', 10000)));
 UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 s' WHERE scope = 'large';
 SELECT length(progress #>> '{}') AS length FROM idem_lapsed('large');
 -- An operator's UPDATE removed the end of a lease: a claim takes it over.
@@ -81,7 +81,7 @@ SELECT request_id FROM idem_lapsed('s');
 SELECT seq_scan, idx_scan, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'idem_claims'::regclass;
 COMMIT;
 -- A lease that is extended keeps its entries in all indexes: the row is updated in place (HOT).
-SELECT token FROM idem_try_claim('lapsed', 'extended', 's', lease => '1 min') \gset
+SELECT token FROM idem_lease('lapsed', 'extended', scope => 's', lease => '1 min') \gset
 SELECT pg_stat_force_next_flush();
 BEGIN;
 SELECT count(idem_extend('lapsed', 'extended', :token, '2 min', to_jsonb(i), 's')) FROM generate_series(1, 10) AS i;
@@ -96,10 +96,10 @@ COMMIT;
 
 -- The index has all that are in progress and no others, whatever became of them.
 SELECT idem_complete('lapsed', 'extended', '1', :token, 's');
-SELECT outcome, token FROM idem_try_claim('lapsed', 'r1', 's', lease => '1 min') \gset
+SELECT outcome, token FROM idem_lease('lapsed', 'r1', scope => 's', lease => '1 min') \gset
 SELECT idem_fail('lapsed', 'r1', '1', :token, 's');
 INSERT INTO idem_scopes (scope, failed) VALUES ('s', 'retryable');
-SELECT outcome FROM idem_try_claim('lapsed', 'r1', 's', lease => '1 min');
+SELECT outcome FROM idem_lease('lapsed', 'r1', scope => 's', lease => '1 min');
 SELECT outcome FROM idem_try_claim('lapsed', 'r2', 's');
 SELECT idem_forget('lapsed', 'r3', 's');
 SET enable_seqscan = off;

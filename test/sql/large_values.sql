@@ -28,7 +28,7 @@ INSERT INTO idem_scopes (scope, failed, expired) VALUES ('retry', 'retryable', '
 -- ----- a value that does not change is not written again -----
 
 -- The holder extends its lease.
-SELECT token FROM idem_try_claim('u', 'held', lease => '1 h', progress => pg_temp.large('a')) \gset
+SELECT token FROM idem_lease('u', 'held', lease => '1 h', progress => pg_temp.large('a')) \gset
 SELECT pg_temp.stored_bytes() AS before \gset
 SELECT count(idem_extend('u', 'held', :token, '1 h')) FROM generate_series(1, 20);
 SELECT pg_temp.stored_bytes() > :before AS grown;
@@ -42,7 +42,7 @@ SELECT pg_temp.stored_bytes() > :before AS grown;
 UPDATE idem_claims SET lease_until = now() - interval '1 s' WHERE request_id = 'held';
 SELECT pg_temp.stored_bytes() AS before \gset
 SELECT outcome, progress = pg_temp.large('b') AS is_told, token
-FROM idem_try_claim('u', 'held', lease => '1 h', progress => '"not told yet"') \gset
+FROM idem_lease('u', 'held', lease => '1 h', progress => '"not told yet"') \gset
 SELECT :'outcome' AS outcome, :'is_told' AS is_told;
 -- The holder completes with a small result; the progress stays as it is.
 SELECT idem_complete('u', 'held', '"done"', :token);
@@ -50,28 +50,28 @@ SELECT pg_temp.stored_bytes() > :before AS grown;
 SELECT state, result, progress = pg_temp.large('b') AS is_kept FROM idem_lookup('u', 'held');
 
 -- Healed
-SELECT outcome FROM idem_try_claim('u', 'healed', lease => '1 h', progress => pg_temp.large('c'));
+SELECT outcome FROM idem_lease('u', 'healed', lease => '1 h', progress => pg_temp.large('c'));
 SELECT pg_temp.stored_bytes() AS before \gset
 SELECT idem_heal('u', 'healed', '"found"');
 SELECT pg_temp.stored_bytes() > :before AS grown;
 SELECT state, result, progress = pg_temp.large('c') AS is_kept FROM idem_lookup('u', 'healed');
 
 -- Failed, and claimed again
-SELECT token FROM idem_try_claim('u', 'failed', 'retry', lease => '1 h', progress => pg_temp.large('d')) \gset
+SELECT token FROM idem_lease('u', 'failed', scope => 'retry', lease => '1 h', progress => pg_temp.large('d')) \gset
 SELECT pg_temp.stored_bytes() AS before \gset
 SELECT idem_fail('u', 'failed', '"once"', :token, 'retry');
-SELECT outcome, progress = pg_temp.large('d') AS is_told FROM idem_try_claim('u', 'failed', 'retry', lease => '1 h');
+SELECT outcome, progress = pg_temp.large('d') AS is_told FROM idem_lease('u', 'failed', scope => 'retry', lease => '1 h');
 SELECT pg_temp.stored_bytes() > :before AS grown;
 SELECT state, result, progress = pg_temp.large('d') AS is_kept FROM idem_lookup('u', 'failed', 'retry');
 -- Expired under expired = reclaim: the row counts as absent, and its progress is not kept.
 UPDATE idem_claims SET expires_at = '2020-01-01', lease_until = '2020-01-01' WHERE request_id = 'failed';
-SELECT outcome, progress FROM idem_try_claim('u', 'failed', 'retry', lease => '1 h');
+SELECT outcome, progress FROM idem_lease('u', 'failed', scope => 'retry', lease => '1 h');
 SELECT pg_temp.stored_bytes() > :before AS grown;
 SELECT state, result, progress FROM idem_lookup('u', 'failed', 'retry');
 
 -- In the transaction that claims
 BEGIN;
-SELECT token FROM idem_try_claim('u', 'own', lease => '1 h', progress => pg_temp.large('e')) \gset
+SELECT token FROM idem_lease('u', 'own', lease => '1 h', progress => pg_temp.large('e')) \gset
 SELECT pg_temp.stored_bytes() AS before \gset
 SELECT idem_extend('u', 'own', :token) > now() AS extended;
 SELECT idem_complete('u', 'own', '"done"', :token);
@@ -81,7 +81,7 @@ SELECT state, result, progress = pg_temp.large('e') AS is_kept FROM idem_lookup(
 
 -- ----- a value that the answer does not need is not read -----
 
-SELECT outcome FROM idem_try_claim('u', 'read', lease => '1 h', progress => pg_temp.large('f'));
+SELECT outcome FROM idem_lease('u', 'read', lease => '1 h', progress => pg_temp.large('f'));
 SELECT idem_claim('u', 'result');
 UPDATE idem_claims SET result = pg_temp.large('g') WHERE request_id = 'result';
 SELECT token FROM idem_claims WHERE request_id = 'read' \gset

@@ -30,7 +30,7 @@ SELECT idem_claim('u', 'failed', 'again'), idem_fail('"once more"');
 SELECT idem_claim('u', 'expired', 'reclaim');
 UPDATE idem_claims SET expires_at = now() - interval '1 s' WHERE request_id = 'expired';
 COMMIT;
-SELECT outcome FROM idem_try_claim('u', 'lease', lease => '1 h');
+SELECT outcome FROM idem_lease('u', 'lease', lease => '1 h');
 CREATE FUNCTION after_new(request text, scope text DEFAULT '', fingerprint bytea DEFAULT NULL)
 RETURNS TABLE (n bigint, outcome idem_outcome, result jsonb, status idem_outcome) LANGUAGE plpgsql AS $$
 BEGIN

@@ -6,13 +6,13 @@
 SELECT enum_range(NULL::idem_outcome), enum_range(NULL::idem_state);
 
 -- claimed
-SELECT outcome, result, progress, token, lease_until, expires_at IS NOT NULL AS remembered
+SELECT outcome, result, progress, lease_until, expires_at IS NOT NULL AS remembered
 FROM idem_try_claim('u', 'claimed');
 SELECT idem_claim('u', 'claimed too');
 \echo :SQLSTATE
 
 -- completed
-SELECT outcome, result, progress, token, lease_until, expires_at IS NOT NULL AS remembered
+SELECT outcome, result, progress, lease_until, expires_at IS NOT NULL AS remembered
 FROM idem_try_claim('u', 'claimed');
 SELECT idem_claim('u', 'claimed');
 \echo :SQLSTATE
@@ -21,14 +21,14 @@ SELECT idem_claim('u', 'claimed');
 BEGIN;
 SELECT idem_claim('u', 'failed'), idem_fail('{"code": 7}');
 COMMIT;
-SELECT outcome, result, progress, token, lease_until, expires_at IS NOT NULL AS remembered
+SELECT outcome, result, progress, lease_until, expires_at IS NOT NULL AS remembered
 FROM idem_try_claim('u', 'failed');
 SELECT idem_claim('u', 'failed');
 \echo :SQLSTATE
 
 -- mismatch, ID422
 SELECT idem_claim('u', 'mismatch', fingerprint => '\x01');
-SELECT outcome, progress, token, lease_until FROM idem_try_claim('u', 'mismatch', fingerprint => '\x02');
+SELECT outcome, progress, lease_until FROM idem_try_claim('u', 'mismatch', fingerprint => '\x02');
 SELECT idem_claim('u', 'mismatch', fingerprint => '\x02');
 \echo :SQLSTATE
 -- The fingerprint is compared before the state.
@@ -42,7 +42,7 @@ SELECT idem_claim('u', 'failed with', fingerprint => '\x01');
 
 -- stale, ID412
 INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('v7', '1 day', 'uuidv7');
-SELECT outcome, result, progress, token, expires_at, lease_until
+SELECT outcome, result, progress, expires_at, lease_until
 FROM idem_try_claim('u', '00000000-0000-7000-8000-000000000001', 'v7');
 SELECT idem_claim('u', '00000000-0000-7000-8000-000000000001', 'v7');
 \echo :SQLSTATE

@@ -375,19 +375,19 @@ COMMIT;
 -- ----- lease_max -----
 
 INSERT INTO idem_scopes (scope, lease, lease_max) VALUES ('short', '1 hour', '1 min'), ('long', NULL, '36500 days');
-SELECT outcome FROM idem_try_claim('u', 'lease', lease => '24 hours');
-SELECT outcome FROM idem_try_claim('u', 'lease too long', lease => '24 hours 1 microsecond');
+SELECT outcome FROM idem_lease('u', 'lease', lease => '24 hours');
+SELECT outcome FROM idem_lease('u', 'lease too long', lease => '24 hours 1 microsecond');
 \echo :SQLSTATE
 SELECT idem_status('u', 'lease too long');
-SELECT outcome FROM idem_try_claim('u', 'lease', 'long', lease => '36500 days');
-SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
-SELECT outcome, token FROM idem_try_claim('u', 'lease', 'short', lease => '1 min') \gset
+SELECT outcome FROM idem_lease('u', 'lease', scope => 'long', lease => '36500 days');
+SELECT outcome FROM idem_lease('u', 'lease', scope => 'short', lease => '2 min');
+SELECT outcome, token FROM idem_lease('u', 'lease', scope => 'short', lease => '1 min') \gset
 SELECT idem_extend('u', 'lease', :token, '1 min 0.1 s', scope => 'short');
 \echo :SQLSTATE
 -- lease_max does not limit the default length that the operator gave the scope.
 SELECT idem_extend('u', 'lease', :token, scope => 'short') > now() + interval '59 min' AS by_the_scope;
 -- The length is checked before the row is read: a replay gets the error, too.
-SELECT outcome FROM idem_try_claim('u', 'lease', 'short', lease => '2 min');
+SELECT outcome FROM idem_lease('u', 'lease', scope => 'short', lease => '2 min');
 
 -- ----- more scopes than a session keeps in memory -----
 

@@ -16,7 +16,7 @@ SELECT idem_complete(to_jsonb(repeat('x', 93)));
 ROLLBACK TO s;
 SELECT idem_complete(to_jsonb(repeat('x', 92)));
 COMMIT;
-SELECT token AS t FROM idem_try_claim('u', 'lease set', lease => '1 min') \gset
+SELECT token AS t FROM idem_lease('u', 'lease set', lease => '1 min') \gset
 SELECT idem_extend('u', 'lease set', :t) > now() + interval '119 min' AS by_the_setting;
 UPDATE idem_settings SET lease_max = '1 min';
 SELECT idem_extend('u', 'lease set', :t, '61 s');
@@ -341,7 +341,7 @@ DELETE FROM idem_scopes;
 -- ----- a transaction's claims -----
 
 -- All transactions of one message begin at the same moment; a note is of its own only.
-BEGIN\; SELECT idem_release('u', 'given up', t.token) FROM idem_try_claim('u', 'given up', lease => '1 min') AS t\;
+BEGIN\; SELECT idem_release('u', 'given up', t.token) FROM idem_lease('u', 'given up', lease => '1 min') AS t\;
 SELECT set_config('kept.latest', current_setting('idem_held.latest'), false) <> '' AS kept\; COMMIT\;
 BEGIN\; SELECT set_config('idem_held.latest', current_setting('kept.latest'), true) <> '' AS put_back\; SELECT idem_status();
 ROLLBACK;
@@ -488,7 +488,7 @@ SET synchronous_commit = off;
 BEGIN;
 SELECT idem_claim('u', 'not a lease');
 SHOW synchronous_commit;
-SELECT token AS lease FROM idem_try_claim('u', 'lease', lease => '1 min') \gset
+SELECT token AS lease FROM idem_lease('u', 'lease', lease => '1 min') \gset
 SHOW synchronous_commit;
 COMMIT;
 SHOW synchronous_commit;
@@ -500,7 +500,7 @@ SHOW synchronous_commit;
 COMMIT;
 -- So is the end of a lease, whatever ends it.
 CREATE TEMP TABLE leases AS
-	SELECT way, (SELECT token FROM idem_try_claim('u', way, lease => '1 min'))
+	SELECT way, (SELECT token FROM idem_lease('u', way, lease => '1 min'))
 	FROM unnest(ARRAY['idem_complete', 'idem_fail', 'idem_heal', 'idem_release', 'idem_forget']) AS way;
 SELECT format('SELECT %1$s(''u'', %1$L%2$s) AS %1$s, current_setting(''synchronous_commit'') FROM leases WHERE way = %1$L', way,
 	CASE way WHEN 'idem_release' THEN ', token' WHEN 'idem_heal' THEN ', ''1''' WHEN 'idem_forget' THEN '' ELSE ', ''1'', token' END)
@@ -508,7 +508,7 @@ FROM leases \gexec
 DROP TABLE leases;
 SET synchronous_commit = remote_apply;
 BEGIN;
-SELECT outcome FROM idem_try_claim('u', 'lease 2', lease => '1 min');
+SELECT outcome FROM idem_lease('u', 'lease 2', lease => '1 min');
 SHOW synchronous_commit;
 ROLLBACK;
 RESET synchronous_commit;
@@ -668,7 +668,7 @@ CREATE SCHEMA regress_idem_citus;
 SET search_path = regress_idem_citus;
 -- In one session, which has plans that call the functions that go away
 SELECT idem_claim('u', 'before'), idem_status('u', 'before');
-SELECT token AS t FROM idem_try_claim('u', 'before', 'l', lease => '1 hour') \gset
+SELECT token AS t FROM idem_lease('u', 'before', scope => 'l', lease => '1 hour') \gset
 SELECT idem_fence('u', 'before', :t, 'l');
 CREATE TABLE idem_token_source (token bigint DEFAULT nextval('idem_token_seq'));
 INSERT INTO idem_token_source DEFAULT VALUES;
@@ -691,10 +691,10 @@ SELECT idem_fence('u', 'before', :t, 'l');
 SELECT ctid <> :'version' AS written, token = :t AS same_token FROM idem_claims WHERE scope = 'l';
 SELECT idem_fence('u', 'before', :t + 1, 'l');
 \echo :SQLSTATE
-SELECT outcome, token, lease_until IS NOT NULL AS has_lease FROM idem_try_claim('u', 'before', 'l', lease => '1 hour', wait => '0');
-SELECT outcome, token FROM idem_try_claim('u', 'after', 's', lease => '1 hour');
-SELECT token AS t2 FROM idem_try_claim('u', 'leased', 's', lease => '1 hour') \gset
-SELECT :t2 > :t AS grown, token = :t2 AS stored, idem_extend('u', 'leased', :t2, scope => 's') < now() + interval '4 min' AS by_the_scope
+SELECT outcome, token, lease_until IS NOT NULL AS has_lease FROM idem_lease('u', 'before', scope => 'l', lease => '1 hour', wait => '0');
+SELECT outcome, token FROM idem_lease('u', 'after', scope => 's', lease => '1 hour');
+SELECT token AS t2 FROM idem_lease('u', 'leased', scope => 's', lease => '1 min') \gset
+SELECT :t2 > :t AS grown, token = :t2 AS stored, idem_extend('u', 'leased', :t2, scope => 's') BETWEEN now() + interval '2 min' AND now() + interval '4 min' AS by_the_scope
 FROM idem_claims WHERE request_id = 'leased';
 SELECT idem_complete('u', 'leased', '1', :t2, 's');
 SELECT idem_result('u', 'leased', 's'), state FROM idem_lookup('u', 'leased', 's');

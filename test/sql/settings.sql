@@ -86,9 +86,9 @@ ROLLBACK TO s;
 SELECT idem_complete(to_jsonb(repeat('x', 92)));
 COMMIT;
 RESET idem.result_max_bytes;
-SELECT outcome FROM idem_try_claim('u', 'lease_max', lease => '25 h');
+SELECT outcome FROM idem_lease('u', 'lease_max', lease => '25 h');
 SET idem.lease_max = '25h';
-SELECT outcome FROM idem_try_claim('u', 'lease_max', lease => '25 h');
+SELECT outcome FROM idem_lease('u', 'lease_max', lease => '25 h');
 RESET idem.lease_max;
 
 TRUNCATE idem_claims, idem_scopes;

@@ -263,7 +263,7 @@ INSERT INTO orders VALUES (2, 'failed', 'fork');
 UPDATE idem_scopes SET failed = 'retryable' WHERE scope = 'orders';
 INSERT INTO orders VALUES (2, 'failed', 'fork');
 \echo :ROW_COUNT
-SELECT outcome FROM idem_try_claim('2', 'leased', 'orders', lease => '1 hour');
+SELECT outcome FROM idem_lease('2', 'leased', scope => 'orders', lease => '1 hour');
 \set VERBOSITY terse
 INSERT INTO orders VALUES (2, 'leased', 'fig');
 \echo :SQLSTATE

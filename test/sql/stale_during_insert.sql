@@ -26,7 +26,7 @@ INSERT INTO idem_scopes (scope, ttl, key_time, guarded_since) VALUES ('timed', c
 RESET session_replication_role;
 
 SELECT outcome, result FROM idem_try_claim('u', uuid_of(nearly_stale(), 1), 'timed');
-SELECT outcome, token FROM idem_try_claim('u', uuid_of(nearly_stale(), 1), 'timed', lease => '1 s');
+SELECT outcome, token FROM idem_lease('u', uuid_of(nearly_stale(), 1), scope => 'timed', lease => '1 s');
 SELECT idem_claim('u', uuid_of(clock_timestamp(), 2), 'timed') AS another;
 SELECT outcome, count(*)
 FROM idem_claim_many(array_fill('u'::text, ARRAY[70]),

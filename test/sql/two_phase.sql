@@ -36,7 +36,7 @@ SELECT idem_claim('2pc', 'committed');
 SELECT idem_forget('2pc', 'committed');
 \echo :SQLSTATE
 RESET idem.wait;
-SELECT outcome, result, progress, token, expires_at, lease_until FROM idem_try_claim('2pc', 'committed', wait => '1 ms');
+SELECT outcome, result, progress, expires_at, lease_until FROM idem_try_claim('2pc', 'committed', wait => '1 ms');
 -- Nothing of the row counts before the commit, its fingerprint included.
 SELECT outcome FROM idem_try_claim('2pc', 'committed', fingerprint => '\x02', wait => '0');
 SELECT idem_status('2pc', 'committed') IS NULL AS not_committed, count(*) FROM idem_lookup('2pc', 'committed');

@@ -114,7 +114,7 @@ is( $node->safe_psql('whole_again', q{
 		SELECT requests.idem_claim('user', 'x');
 		SELECT requests.idem_claim('user', 'done', fingerprint => '\x0102');
 		SELECT requests.idem_result('user', 'done');
-		SELECT outcome FROM requests.idem_try_claim('user', 'y', lease => '1 min', progress => '1')}),
+		SELECT outcome FROM requests.idem_lease('user', 'y', lease => '1 min', progress => '1')}),
 	"t\nf\n{\"paid\": 30}\nclaimed", 'where requests are claimed, and guarded as before');
 
 $node->stop;

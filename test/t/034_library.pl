@@ -107,7 +107,8 @@ $node->safe_psql('postgres', 'ALTER DATABASE postgres RESET idem.scopes');
 my $session = Client->new($node);
 is($session->ask("SELECT idem_claim('u', 'r')"), 'f', 'a session knows the version');
 for my $function (
-	[ 'idem_try_claim', 'text, text, text, bytea, interval, interval, jsonb', q{'u', 'x', '', NULL, NULL, NULL, NULL}, 6 ],
+	[ 'idem_try_claim', 'text, text, text, bytea, interval', q{'u', 'x', '', NULL, NULL}, 5 ],
+	[ 'idem_lease', 'text, text, interval, text, bytea, interval, jsonb', q{'u', 'x', '1 s', '', NULL, NULL, NULL}, 6 ],
 	[ 'idem_cleanup_step', 'int, timestamptz, timestamptz', 'NULL, NULL, NULL', 3 ],
 	[ 'idem_claim_many', 'text[], text[], text, bytea[], interval', q{'{u}', '{x}', '', NULL, NULL}, 3 ],
 	[ 'idem_lookup', 'text, text, text', q{'u', 'r', ''}, 7 ],
@@ -116,7 +117,7 @@ for my $function (
 	[ 'idem_held_keys', '', '', 8 ])
 {
 	my ($name, $types, $arguments, $columns) = @$function;
-	my $set = $name =~ /try_claim|step/ ? '' : 'SETOF';
+	my $set = $name =~ /try_claim|lease|step/ ? '' : 'SETOF';
 
 	for my $declared ($columns - 1, $columns + 1)
 	{

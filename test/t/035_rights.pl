@@ -190,7 +190,7 @@ as('owner', "SELECT requests.idem_grant('app', 'app')");
 
 as('app', q{
 	SELECT requests.idem_claim('user', 'done');
-	SELECT FROM requests.idem_try_claim('user', 'leased', lease => '1 min');
+	SELECT FROM requests.idem_lease('user', 'leased', lease => '1 min');
 });
 my $load = q{SELECT requests.idem_status('user', 'done')};		# defines the settings
 my %refused = (
@@ -276,7 +276,7 @@ $claimant->quit;
 sub lease_token
 {
 	my ($request) = @_;
-	return as('app', "SELECT token FROM requests.idem_try_claim('user', '$request', lease => '1 min')");
+	return as('app', "SELECT token FROM requests.idem_lease('user', '$request', lease => '1 min')");
 }
 superuser('GRANT ALL ON ALL SEQUENCES IN SCHEMA requests TO granted');
 for my $role (qw(owner granted))

@@ -36,7 +36,7 @@ is(answer(q{SELECT idem_status('u', 'r') IS NULL}), 't', 'a read ends');
 is(answer(q{SELECT idem_claim('u', 'r')}), 't', 'a claim ends');
 is(answer(q{SELECT idem_claim('u', 'r')}), 'f', 'so does a replay');
 is(answer(q{SELECT idem_status('u', 'r')}), 'completed', 'and a read of it');
-is( answer(q{SELECT outcome FROM idem_try_claim('u', 'leased', 's', lease => '1 min')}),
+is( answer(q{SELECT outcome FROM idem_lease('u', 'leased', scope => 's', lease => '1 min')}),
 	'claimed', 'a lease');
 is( answer(q{SELECT idem_extend('u', 'leased', token, '1 min', '{}', 's') IS NOT NULL FROM idem_claims WHERE request_id = 'leased'}),
 	't', 'its extension');

@@ -99,7 +99,7 @@ DECLARE
 	held bigint;
 BEGIN
 	SELECT token INTO held
-	FROM idem_try_claim('leases', n::text, scope, wait => '0', lease => '20 ms', progress => '"begun"');
+	FROM idem_lease('leases', n::text, scope => scope, wait => '0', lease => '20 ms', progress => '"begun"');
 	COMMIT;
 	IF held IS NOT NULL THEN
 		PERFORM hold(n, scope, held, large());

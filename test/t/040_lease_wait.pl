@@ -23,10 +23,14 @@ CREATE TABLE answers (request text, client int, outcome idem_outcome, result jso
 CREATE PROCEDURE execute(request text, scope text, client int) LANGUAGE plpgsql AS $$
 DECLARE
 	claim record;
+	leases constant boolean := client % 2 = 0;
 BEGIN
-	SELECT * INTO claim FROM idem_try_claim('user', request, scope, wait => '10 min',
-		lease => CASE client % 2 WHEN 0 THEN interval '1 hour' END);
-	IF claim.outcome = 'claimed' AND claim.token IS NOT NULL THEN
+	IF leases THEN
+		SELECT * INTO claim FROM idem_lease('user', request, '1 hour', scope, wait => '10 min');
+	ELSE
+		SELECT * INTO claim FROM idem_try_claim('user', request, scope, wait => '10 min');
+	END IF;
+	IF claim.outcome = 'claimed' AND leases THEN
 		COMMIT;
 		INSERT INTO executions VALUES (request, client);
 		COMMIT;
@@ -41,7 +45,7 @@ BEGIN
 END $$;
 };
 
-my $take = q{SELECT token FROM idem_try_claim('user', '%s', '%s', lease => '1 hour')};
+my $take = q{SELECT token FROM idem_lease('user', '%s', scope => '%s', lease => '1 hour')};
 my $lapse =
   q{UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 s' WHERE request_id = '%s'};
 
@@ -91,7 +95,7 @@ sub wait_for_waiters
 
 	return $node->poll_query_until('postgres', qq{
 		SELECT count(*) = $n FROM pg_stat_activity
-		WHERE pid <> pg_backend_pid() AND state = 'active' AND query ~ 'execute|idem_try_claim' AND $waits});
+		WHERE pid <> pg_backend_pid() AND state = 'active' AND query ~ 'execute|idem_try_claim|idem_lease' AND $waits});
 }
 
 sub test_burst
@@ -185,12 +189,12 @@ idem.databases = 'nothing'
 	my $before = $node->safe_psql('postgres', "SELECT c.ctid, c.xmin, c FROM idem_claims c WHERE request_id = 'held'");
 	for my $signal (qw(cancel terminate))
 	{
-		for my $kind ('', q{, lease => '1 hour'})
+		for my $claim (q{idem_try_claim('user', 'held', }, q{idem_lease('user', 'held', '1 hour', })
 		{
 			my $waiter = Client->new($node);
 			$waiter->ask('BEGIN');
 			$waiter->ask(q{SELECT idem_claim('user', 'held by the waiter')});
-			$waiter->send("SELECT * FROM idem_try_claim('user', 'held', wait => '10 min'$kind)");
+			$waiter->send("SELECT * FROM ${claim}wait => '10 min')");
 			ok(wait_for_waiters($node, 1, 'Extension', $preloaded), "$signal: it waits");
 			$node->safe_psql('postgres', "SELECT pg_${signal}_backend(" . $waiter->pid . ')');
 			like($waiter->answer, $signal eq 'cancel' ? qr/^ERROR:  57014/ : qr/57P01|terminat|closed/,
@@ -201,7 +205,7 @@ idem.databases = 'nothing'
 				is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_locks WHERE pid = ' . $waiter->pid . q{ AND locktype <> 'virtualxid'}),
 					0, 'cancel: no lock is left');
 				$waiter->ask('ROLLBACK');
-				is($waiter->ask("SELECT outcome FROM idem_try_claim('user', 'held', wait => '1 ms'$kind)"),
+				is($waiter->ask("SELECT outcome FROM ${claim}wait => '1 ms')"),
 					'timed_out', 'cancel: the session can wait again');
 			}
 			ok( $node->poll_query_until('postgres', 'SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ' . $waiter->pid . ')'),
@@ -223,18 +227,18 @@ idem.databases = 'nothing'
 	# With an index of a user the sleeper probes first. Without one it would insert its next new
 	# key before probing, and would keep the locks of the insert.
 	$locker->ask('CREATE INDEX by_user ON idem_claims (user_id)');
-	for my $kind ('', q{, lease => '1 hour'})
+	for my $kind ('a claim', 'a lease')
 	{
 		for my $first ('lease', 'transaction')
 		{
-			my $request = "in the way, $first$kind";
-			$request =~ s/'//g;
+			my $request = "$kind in the way of a $first";
+			my $claim = $kind eq 'a lease' ? "idem_lease('user', '$request', '1 hour', " : "idem_try_claim('user', '$request', ";
 			$holder->ask('BEGIN') if $first eq 'transaction';
 			my $taken = $holder->ask(sprintf($take, $request, ''));
 			my $sleeper = Client->new($node);
 			$sleeper->ask(q{SELECT idem_claim('user', gen_random_uuid()::text) FROM generate_series(1, 200)});
 			$sleeper->ask('BEGIN');
-			$sleeper->send("SELECT outcome, result FROM idem_try_claim('user', '$request', wait => '10 min'$kind)");
+			$sleeper->send("SELECT outcome, result FROM ${claim}wait => '10 min')");
 			ok(wait_for_waiters($node, 1, 'Lock', $preloaded), "$request: it waits for a transaction") if $first eq 'transaction';
 			$holder->ask('COMMIT') if $first eq 'transaction';
 			ok(wait_for_waiters($node, 1, 'Extension', $preloaded), "$request: it sleeps");

@@ -36,7 +36,7 @@ sub take
 {
 	my ($client, $request, $lease) = @_;
 	$lease //= '1 hour';
-	return $client->ask("SELECT token FROM idem_try_claim('user', '$request', lease => '$lease')");
+	return $client->ask("SELECT token FROM idem_lease('user', '$request', lease => '$lease')");
 }
 
 sub pay
@@ -102,7 +102,7 @@ is(query("SELECT count(*) FROM payments WHERE request = 'completed'"), 0, 'has n
 $token = take_and_pause('late');
 $old->ask('BEGIN');
 is($old->ask("SELECT idem_fence('user', 'late', $token)"), '', 'a late holder that nobody replaced passes the fence');
-$new->send("SELECT outcome, result FROM idem_try_claim('user', 'late', lease => '1 hour')");
+$new->send("SELECT outcome, result FROM idem_lease('user', 'late', lease => '1 hour')");
 ok( $node->poll_query_until('postgres', "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = " . $new->pid),
 	'and who wants the lease waits for its commit');
 pay($old, 'late', 'old');
@@ -144,7 +144,7 @@ is(query(q{SELECT lease_until < clock_timestamp() + interval '2 hours' FROM idem
 # A heartbeat before the takeover keeps the lease, also if that has lapsed.
 $token = take_and_pause('alive');
 like($old->ask("SELECT idem_extend('user', 'alive', $token, '1 hour')"), qr/^\d{4}-/, 'a heartbeat before the takeover');
-is($new->ask("SELECT outcome FROM idem_try_claim('user', 'alive', wait => '0', lease => '1 hour')"),
+is($new->ask("SELECT outcome FROM idem_lease('user', 'alive', wait => '0', lease => '1 hour')"),
 	'in_progress', 'prevents it');
 
 # ----- a storm: many holders, always too late, one row each -----
@@ -157,7 +157,7 @@ CREATE PROCEDURE work(request text, client int) LANGUAGE plpgsql AS $$
 DECLARE
 	claim record;
 BEGIN
-	SELECT * INTO claim FROM idem_try_claim('user', request, wait => '0', lease => '1 us');
+	SELECT * INTO claim FROM idem_lease('user', request, wait => '0', lease => '1 us');
 	COMMIT;
 	IF claim.outcome <> 'claimed' THEN
 		RETURN;

@@ -40,7 +40,7 @@ sub leader_dies
 	my ($name, $scope, $when) = @_;
 	my $leader = Client->new($node);
 	my $token = $leader->ask(
-		"SELECT token FROM idem_try_claim('user', '$name', '$scope', lease => '1 hour', progress => '\"$when\"')");
+		"SELECT token FROM idem_lease('user', '$name', scope => '$scope', lease => '1 hour', progress => '\"$when\"')");
 	my $create = "INSERT INTO groups (name, created_by) VALUES ('$name', 'leader')";
 
 	$leader->ask('BEGIN');
@@ -74,7 +74,7 @@ BEGIN
 		answer := 'healed: ' || idem_heal('user', name, to_jsonb(found), scope);
 		COMMIT;
 	END IF;
-	SELECT * INTO claim FROM idem_try_claim('user', name, scope, wait => '0', lease => '1 hour');
+	SELECT * INTO claim FROM idem_lease('user', name, scope => scope, wait => '0', lease => '1 hour');
 	COMMIT;
 	IF claim.outcome = 'claimed' THEN
 		INSERT INTO groups (name, created_by) VALUES (get_group.name, 'follower') RETURNING id INTO found;
@@ -149,7 +149,7 @@ is(query("SELECT state, result = (SELECT to_jsonb(id) FROM groups WHERE name = '
 # The leader is slow, not dead, and completes at the same time: there is one result.
 $name = 'slow';
 my $leader = Client->new($node);
-my $token = $leader->ask("SELECT token FROM idem_try_claim('user', '$name', lease => '1 hour')");
+my $token = $leader->ask("SELECT token FROM idem_lease('user', '$name', lease => '1 hour')");
 my $healer = Client->new($node);
 $leader->ask('BEGIN');
 is($leader->ask("SELECT idem_complete('user', '$name', '\"leader\"', $token)"), 't', 'the leader completes');
@@ -160,7 +160,7 @@ $leader->ask('COMMIT');
 is($healer->answer, 'f', 'and has nothing to heal');
 is(query("SELECT idem_result('user', '$name')"), '"leader"', 'the result is the leader\'s');
 $name = 'slower';
-$token = $leader->ask("SELECT token FROM idem_try_claim('user', '$name', lease => '1 hour')");
+$token = $leader->ask("SELECT token FROM idem_lease('user', '$name', lease => '1 hour')");
 $healer->ask('BEGIN');
 is($healer->ask("SELECT idem_heal('user', '$name', '\"healer\"')"), 't', 'a healer settles');
 $leader->send("SELECT idem_complete('user', '$name', '\"leader\"', $token)");

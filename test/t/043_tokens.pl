@@ -43,11 +43,11 @@ sub waits_for_lock
 	my ($client, $name) = @_;
 	my $activity = 'FROM pg_stat_activity WHERE pid = ' . $client->pid;
 	$node->poll_query_until('postgres', qq{
-		SELECT wait_event_type = 'Lock' OR (state = 'idle' AND query ~ 'idem_try_claim') $activity});
+		SELECT wait_event_type = 'Lock' OR (state = 'idle' AND query ~ 'idem_(try_claim|lease)') $activity});
 	return is(query("SELECT wait_event_type $activity"), 'Lock', $name);
 }
 
-my $take = q{SELECT token FROM idem_try_claim('user', '%s', lease => '1 hour')};
+my $take = q{SELECT token FROM idem_lease('user', '%s', lease => '1 hour')};
 
 # ----- a token that is drawn early and inserted late -----
 
@@ -111,7 +111,7 @@ DECLARE
 	held bigint;
 	way constant text := (ARRAY['release', 'forget', 'lapse', 'delete', 'rollback', 'expire'])[1 + n % 6];
 BEGIN
-	SELECT token INTO held FROM idem_try_claim('user', request, lease => '1 hour');
+	SELECT token INTO held FROM idem_lease('user', request, lease => '1 hour');
 	IF way = 'rollback' THEN
 		ROLLBACK;
 		RETURN;

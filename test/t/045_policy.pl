@@ -52,7 +52,7 @@ sub claim_lapsed
 {
 	my ($scope) = @_;
 	my $request = 'lapsed ' . ++$requests;
-	query("SELECT idem_try_claim('user', '$request', '$scope', lease => '1 hour')");
+	query("SELECT idem_lease('user', '$request', scope => '$scope', lease => '1 hour')");
 	query("SELECT lapse('$request')");
 	return $session->ask("SELECT outcome FROM idem_try_claim('user', '$request', '$scope')");
 }
@@ -86,7 +86,7 @@ sub claim_lease
 {
 	my ($scope) = @_;
 	my $request = 'lease ' . ++$requests;
-	my $token = $session->ask("SELECT token FROM idem_try_claim('user', '$request', '$scope', lease => '1 min')");
+	my $token = $session->ask("SELECT token FROM idem_lease('user', '$request', scope => '$scope', lease => '1 min')");
 	return $session->ask(
 		"SELECT date_trunc('hour', idem_extend('user', '$request', $token, scope => '$scope') + interval '5 min' - clock_timestamp())");
 }
@@ -149,7 +149,7 @@ ok($node->poll_query_until('postgres', "SELECT current_setting('idem.ttl') = '1h
 
 # In an open transaction a change acts from its next claim on.
 query("INSERT INTO idem_scopes (scope) VALUES ('open')");
-query(q{SELECT idem_try_claim('user', 'open 1', 'open', lease => '1 hour'), idem_try_claim('user', 'open 2', 'open', lease => '1 hour')});
+query(q{SELECT idem_lease('user', 'open 1', scope => 'open', lease => '1 hour'), idem_lease('user', 'open 2', scope => 'open', lease => '1 hour')});
 query("SELECT lapse('open 1'), lapse('open 2')");
 $session->ask('BEGIN');
 is($session->ask(q{SELECT outcome FROM idem_try_claim('user', 'open 1', 'open')}), 'claimed', 'an open transaction');
@@ -177,9 +177,9 @@ $session->ask('ROLLBACK');
 query("INSERT INTO idem_scopes (scope, ttl) VALUES ('promise', '1 day')");
 $session->ask('BEGIN');
 $session->ask(q{SELECT idem_claim('user', 'promised in flight', 'promise')});
-my $token = query(q{SELECT token FROM idem_try_claim('user', 'promised lease', 'promise', lease => '1 hour')});
+my $token = query(q{SELECT token FROM idem_lease('user', 'promised lease', scope => 'promise', lease => '1 hour')});
 query(q{SELECT idem_claim('user', 'promised', 'promise')});
-query(q{SELECT idem_try_claim('user', 'promised to the one before', 'promise', lease => '1 hour')});
+query(q{SELECT idem_lease('user', 'promised to the one before', scope => 'promise', lease => '1 hour')});
 query(q{SELECT lapse('promised to the one before')});
 my $promises = q{
 	SELECT string_agg(request_id, ', ' ORDER BY request_id) FROM idem_claims
@@ -199,7 +199,7 @@ is(query(q{SELECT count(*) FROM idem_claims WHERE request_id = 'short'}), 0, 'an
 is(query($promises), 'promised, promised in flight, promised lease, promised to the one before', 'the others are not');
 # Settling counts the ttl again.
 query("UPDATE idem_scopes SET ttl = '1 hour' WHERE scope = 'promise'");
-$token = query(q{SELECT token FROM idem_try_claim('user', 'promised later', 'promise', lease => '1 s')});
+$token = query(q{SELECT token FROM idem_lease('user', 'promised later', scope => 'promise', lease => '1 s')});
 query("UPDATE idem_scopes SET ttl = '1 day' WHERE scope = 'promise'");
 query("SELECT idem_heal('user', 'promised later', '1', 'promise')");
 like(query($promises), qr/promised later/, 'ttl raised: settling promises the new one');
@@ -409,7 +409,7 @@ my $there = Client->new($subscriber);
 sub claim_there
 {
 	my $request = 'there ' . ++$requests;
-	$subscriber->safe_psql('postgres', "SELECT idem_try_claim('user', '$request', 'replicated', lease => '1 hour')");
+	$subscriber->safe_psql('postgres', "SELECT idem_lease('user', '$request', scope => 'replicated', lease => '1 hour')");
 	$subscriber->safe_psql('postgres', "SELECT lapse('$request')");
 	return $there->ask("SELECT outcome FROM idem_try_claim('user', '$request', 'replicated')");
 }
@@ -446,11 +446,11 @@ for my $scope ('', 'unknown')
 	for my $fate ('lapses', 'lives', 'lapses and settles')
 	{
 		$token{"$scope $fate"} = $holder->ask(
-			"SELECT token FROM idem_try_claim('user', '$fate', '$scope', lease => '1 hour', progress => '\"half\"')");
+			"SELECT token FROM idem_lease('user', '$fate', scope => '$scope', lease => '1 hour', progress => '\"half\"')");
 	}
 }
 $holder->ask('BEGIN');
-$holder->ask(q{SELECT token FROM idem_try_claim('user', 'not committed', lease => '1 hour')});
+$holder->ask(q{SELECT token FROM idem_lease('user', 'not committed', lease => '1 hour')});
 my $rows = query('SELECT c FROM idem_claims c ORDER BY scope, request_id');
 $node->stop('immediate');
 $node->start;
@@ -460,12 +460,12 @@ for my $scope ('', 'unknown')
 {
 	my $outcome = $scope eq 'unknown' ? 'unknown' : 'claimed';
 
-	is(query("SELECT outcome, progress FROM idem_try_claim('user', 'lives', '$scope', wait => '0', lease => '1 hour')"),
+	is(query("SELECT outcome, progress FROM idem_lease('user', 'lives', scope => '$scope', wait => '0', lease => '1 hour')"),
 		'in_progress|"half"', "crash, scope '$scope': a live lease is respected");
 	query("SELECT lapse('lapses'), lapse('lapses and settles')");
 	is(query("SELECT idem_complete('user', 'lapses and settles', '1', " . $token{"$scope lapses and settles"} . ", '$scope')"),
 		't', "crash, scope '$scope': a holder settles");
-	is(query("SELECT outcome, progress FROM idem_try_claim('user', 'lapses', '$scope', lease => '1 hour')"),
+	is(query("SELECT outcome, progress FROM idem_lease('user', 'lapses', scope => '$scope', lease => '1 hour')"),
 		"$outcome|\"half\"", "crash, scope '$scope': what lapsed is handled by policy");
 }
 # A waiter is woken by the end of a lease that is older than the crash.

@@ -68,18 +68,18 @@ is(query('SELECT claimed + completed + failed + in_progress + timed_out + "unkno
 
 counts(q{SELECT idem_claim('u', 'a')}, 'claimed 1', 'claimed');
 counts(q{SELECT idem_claim('u', 'a')}, 'completed 1', 'completed');
-counts(q{SELECT outcome FROM idem_try_claim('u', 'a', lease => '1 min')}, 'completed 1', 'completed, asked for a lease');
+counts(q{SELECT outcome FROM idem_lease('u', 'a', lease => '1 min')}, 'completed 1', 'completed, asked for a lease');
 counts(q{BEGIN; SELECT idem_claim('u', 'b'); SELECT idem_fail('1'); COMMIT}, 'claimed 1', 'claimed, to fail');
 counts(q{SELECT idem_claim('u', 'b')}, 'failed 1', 'failed, raised');
 counts(q{SELECT outcome FROM idem_try_claim('u', 'b')}, 'failed 1', 'failed');
-my $token = counts(q{SELECT token FROM idem_try_claim('u', 'c', '', '\x01', lease => '1 hour')}, 'claimed 1', 'a lease');
+my $token = counts(q{SELECT token FROM idem_lease('u', 'c', scope => '', fingerprint => '\x01', lease => '1 hour')}, 'claimed 1', 'a lease');
 counts(q{SELECT idem_claim('u', 'c', wait => '0')}, 'in_progress 1', 'in_progress, raised; no wait');
 counts(q{SELECT outcome FROM idem_try_claim('u', 'c', wait => '0')}, 'in_progress 1', 'in_progress');
 counts(q{SELECT idem_claim('u', 'c', wait => '10 ms')}, 'timed_out 1, waits 1', 'timed_out, raised');
 counts(q{SELECT outcome FROM idem_try_claim('u', 'c', wait => '10 ms')}, 'timed_out 1, waits 1', 'timed_out');
 counts(q{SELECT idem_claim('u', 'c', '', '\x02')}, 'mismatch 1', 'mismatch');
 counts(q{SELECT idem_claim('u', '00000000-0000-7000-8000-000000000000', 'v7')}, 'stale 1', 'stale');
-counts(q{SELECT idem_try_claim('u', 'd', 'unknown', lease => '1 hour')}, 'claimed 1', 'a lease under unknown');
+counts(q{SELECT idem_lease('u', 'd', scope => 'unknown', lease => '1 hour')}, 'claimed 1', 'a lease under unknown');
 query("SELECT lapse('d')");
 counts(q{SELECT idem_claim('u', 'd', 'unknown')}, 'unknown 1', 'unknown');
 counts(q{SELECT count(*) FROM idem_claim_many(ARRAY['u', 'u', NULL, 'u', 'u'], ARRAY['a', 'e', 'f', 'e', ''])},
@@ -108,21 +108,22 @@ counts(q{BEGIN; SELECT idem_claim('u', 'a'); ROLLBACK}, 'completed 1', 'an answe
 # ----- reclaims, lost leases, healed -----
 
 query("SELECT lapse('c')");
-counts(q{BEGIN; SELECT idem_try_claim('u', 'c', lease => '1 hour'); ROLLBACK}, '', 'a takeover that was rolled back');
-my $next = counts(q{SELECT token FROM idem_try_claim('u', 'c', lease => '1 hour')}, 'claimed 1, reclaims 1', 'a takeover');
+counts(q{BEGIN; SELECT idem_lease('u', 'c', lease => '1 hour'); ROLLBACK}, '', 'a takeover that was rolled back');
+my $next = counts(q{SELECT token FROM idem_lease('u', 'c', lease => '1 hour')}, 'claimed 1, reclaims 1', 'a takeover');
 counts("SELECT idem_extend('u', 'c', $token)", 'lost_leases 1', 'extend by the holder before');
 counts("SELECT idem_fence('u', 'c', $token)", 'lost_leases 1', 'fence');
 counts("SELECT idem_release('u', 'c', $token)", 'lost_leases 1', 'release');
 counts("SELECT idem_complete('u', 'c', '1', $token)", 'lost_leases 1', 'complete');
 counts("SELECT idem_fail('u', 'c', '1', $token)", 'lost_leases 1', 'fail');
-counts("SELECT idem_complete('u', 'nothing', '1', $token)", 'lost_leases 1', 'of a key that is gone');
+counts("SELECT idem_complete('u', 'nothing', '1', $token)", '', 'of a key that is gone');
+counts("SELECT idem_fence('u', 'c', $token, 'forgotten')", '', 'or in another scope');
 counts(q{BEGIN; SELECT idem_heal('u', 'c', '1'); ROLLBACK}, '', 'a heal that was rolled back');
 counts(q{SELECT idem_heal('u', 'c', '1')}, 'healed 1', 'a heal');
 counts(q{SELECT idem_heal('u', 'c', '1')}, '', 'a second one finds nothing to heal');
 counts("SELECT idem_complete('u', 'c', '1', $next)", '', 'its holder has not lost it');
 counts(q{BEGIN; SELECT idem_claim('u', 'k', 'retryable'); SELECT idem_fail('1'); COMMIT}, 'claimed 1', 'failed, retryable');
 counts(q{SELECT idem_claim('u', 'k', 'retryable')}, 'claimed 1, reclaims 1', 'and claimed again');
-$token = counts(q{SELECT token FROM idem_try_claim('u', 'l', lease => '1 hour')}, 'claimed 1', 'a lease');
+$token = counts(q{SELECT token FROM idem_lease('u', 'l', lease => '1 hour')}, 'claimed 1', 'a lease');
 counts("SELECT idem_extend('u', 'l', $token), idem_complete('u', 'l', '1', $token)", '', 'that goes well');
 query("UPDATE idem_claims SET expires_at = 'epoch' WHERE request_id = 'l'");
 query("INSERT INTO idem_scopes (scope, expired) VALUES ('', 'reclaim')");
@@ -152,11 +153,11 @@ counts(
 	},
 	'claimed 1, completed 1, waits 1', 'a wait for a transaction');
 cmp_ok(query('SELECT wait_seconds FROM idem_stat_claims'), '>', $seconds, 'has its time');
-$token = $session->ask(q{SELECT token FROM idem_try_claim('u', 'n', lease => '1 hour')});
+$token = $session->ask(q{SELECT token FROM idem_lease('u', 'n', lease => '1 hour')});
 $seconds = query('SELECT wait_seconds FROM idem_stat_claims');
 counts(
 	sub {
-		$other->send(q{SELECT outcome FROM idem_try_claim('u', 'n', lease => '1 hour')});
+		$other->send(q{SELECT outcome FROM idem_lease('u', 'n', lease => '1 hour')});
 		wait_for_event($other, 'Extension');
 		# The call counts as one wait, however often it probes.
 		$session->ask("BEGIN; SELECT idem_extend('u', 'n', $token)");
@@ -203,7 +204,7 @@ for my $role ('nobody', 'app')
 	my ($status, $out, $err) = $node->psql('postgres', "SET ROLE $role; SELECT * FROM idem_stat_claims");
 	like($err, qr/permission denied/, "$role does not");
 }
-is( query(q{SET ROLE app; SELECT outcome FROM idem_try_claim('u', 'by app', lease => '1 hour');
+is( query(q{SET ROLE app; SELECT outcome FROM idem_lease('u', 'by app', lease => '1 hour');
 		SELECT count(*) FROM idem_claim_many('{u,u}', '{a,b}')}),
 	"claimed\n2", 'a role that was granted app claims, and is counted');
 is(query('SELECT claimed, completed, failed FROM idem_stat_claims'), '2|1|1', 'as all are');

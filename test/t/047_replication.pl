@@ -80,8 +80,8 @@ for my $identity ('DEFAULT', 'FULL')
 	query(qq{
 		SELECT idem_claim('u', '$identity ' || kind, fingerprint => fingerprint)
 		FROM (VALUES ('marker', NULL), ('fingerprint', '\\x01'::bytea), ('forgotten', NULL)) AS v (kind, fingerprint);
-		SELECT idem_try_claim('u', '$identity lease', lease => '1 h');
-		SELECT idem_try_claim('u', '$identity progress', lease => '1 h', progress => '1');
+		SELECT idem_lease('u', '$identity lease', lease => '1 h');
+		SELECT idem_lease('u', '$identity progress', lease => '1 h', progress => '1');
 		BEGIN; SELECT idem_claim('u', '$identity result'); SELECT idem_complete('2'); COMMIT;
 		BEGIN; SELECT idem_claim('u', '$identity error'); SELECT idem_fail('3'); COMMIT;
 		BEGIN; SELECT idem_claim('u', '$identity rolled back'); ROLLBACK;

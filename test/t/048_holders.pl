@@ -76,7 +76,7 @@ sub begin_of
 }
 
 my $holders = q{SELECT request_id, pid, gid, lease_until > now() AS live, waiters FROM idem_holders ORDER BY 1, 2};
-my $lease = q{SELECT outcome, token FROM idem_try_claim('u', '%s', lease => '1 h')};
+my $lease = q{SELECT outcome, token FROM idem_lease('u', '%s', lease => '1 h')};
 
 sub becomes
 {
@@ -266,7 +266,7 @@ for my $database (qw(c portable))
 	$node->safe_psql($database, q{
 TRUNCATE idem_claims;
 INSERT INTO idem_scopes (scope, lapsed, expired) VALUES ('unknown', 'unknown', 'reclaim'), ('reclaim', 'reclaim', 'reclaim');
-SELECT idem_try_claim('u', r, s, lease => '1 min') FROM unnest('{live,lapsed,expired}'::text[]) AS r, unnest(ARRAY['', 'unknown', 'reclaim']) AS s;
+SELECT idem_lease('u', r, scope => s, lease => '1 min') FROM unnest('{live,lapsed,expired}'::text[]) AS r, unnest(ARRAY['', 'unknown', 'reclaim']) AS s;
 SELECT idem_claim('u', 'marker');
 });
 	$node->safe_psql($database, q{UPDATE idem_claims SET lease_until = clock_timestamp() - interval '1 min' WHERE request_id = 'lapsed';

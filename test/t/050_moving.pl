@@ -105,8 +105,8 @@ SELECT FROM requests.idem_claim('user', 'broken');
 SELECT FROM requests.idem_fail('"no"');
 SELECT FROM requests.idem_claim('user', 'marker', 'short');
 COMMIT;
-SELECT token FROM requests.idem_try_claim('user', 'lapsed', 'mail', lease => '1 us');
-SELECT token FROM requests.idem_try_claim('user', 'held', lease => '1 day', progress => '[1, 2]');
+SELECT token FROM requests.idem_lease('user', 'lapsed', scope => 'mail', lease => '1 us');
+SELECT token FROM requests.idem_lease('user', 'held', lease => '1 day', progress => '[1, 2]');
 });
 ($token) = $token =~ /(\d+)\s*$/;
 
@@ -203,7 +203,7 @@ is( as('app', 'shop', q{
 	qq(completed|{"paid": 30}\nmismatch\nfailed|"no"\nunknown\nin_progress), 'requests from before are known');
 is(as('app', 'shop', "SELECT requests.idem_complete('user', 'held', '1', $token)"),
 	't', 'the holder of a lease settles it with its token');
-cmp_ok(as('app', 'shop', "SELECT token FROM requests.idem_try_claim('user', 'next', lease => '1 s')"),
+cmp_ok(as('app', 'shop', "SELECT token FROM requests.idem_lease('user', 'next', lease => '1 s')"),
 	'>', $token, 'tokens go on from where they were');
 is( as('app', 'shop', "SELECT outcome FROM requests.idem_try_claim('user', '01000000-0000-7000-8000-000000000000', 'v7')"),
 	'stale', 'a request that may have been forgotten is stale');
@@ -315,7 +315,7 @@ for my $client (1 .. 4)
 		$sql .= "SELECT nextval('progress') / 4 + $ahead AS request \\gset\n";
 		$sql .= $client <= 2 ? "CALL execute(:request, $client);\n" : qq{
 \\set claimed false
-SELECT count(*) > 0 AS claimed, max(token) AS token FROM idem_try_claim('user', :'request', lease => '2 s') WHERE outcome = 'claimed' \\gset
+SELECT count(*) > 0 AS claimed, max(token) AS token FROM idem_lease('user', :'request', lease => '2 s') WHERE outcome = 'claimed' \\gset
 \\if :claimed
 CALL execute_leased(:request, $client, :token);
 \\endif

@@ -114,7 +114,7 @@ as('owner', 'owned', evil('owner', 'public', 'a float8, b int4', 'float8')
 	. q{CREATE OPERATOR public.* (LEFTARG = float8, RIGHTARG = int4, FUNCTION = public.evil);
 SELECT idem_grant('app', 'app')});
 is(as('app', 'owned', "SELECT idem_claim('u', 'r')"), 't', 'an operator that came later: a claim');
-as($superuser, 'owned', "SELECT outcome FROM idem_try_claim('u', 'r', lease => '1 s')");
+as($superuser, 'owned', "SELECT outcome FROM idem_lease('u', 'r', lease => '1 s')");
 is(superusers(), '', 'an operator that came later: nobody became superuser');
 is(as('owner', 'owned', 'SELECT is_called FROM calls'), 'f', 'an operator that came later: is never called');
 
@@ -220,9 +220,9 @@ ROLLBACK TO s;
 SELECT ordinal FROM idem_claim_many(ARRAY['u', 'u'], ARRAY['p7', 'p8']);
 SELECT count(*) FROM (SELECT idem_fail('u', r, '1') FROM unnest(ARRAY['p5', 'p6', 'p7', 'p8']) AS r) AS f;
 COMMIT;
-SELECT token FROM idem_try_claim('u', 'p9', lease => '1 min') \gset
+SELECT token FROM idem_lease('u', 'p9', lease => '1 min') \gset
 SELECT idem_fence('u', 'p9', :token), idem_extend('u', 'p9', :token), idem_release('u', 'p9', :token);
-SELECT token FROM idem_try_claim('u', 'p9', lease => '1 min') \gset
+SELECT token FROM idem_lease('u', 'p9', lease => '1 min') \gset
 SELECT idem_complete('u', 'p9', '1', :token), idem_heal('u', 'p9', '1'), idem_status('u', 'p9'), idem_result('u', 'p9');
 SELECT idem_lookup('u', 'p9'), idem_cleanup();
 }, '>', \$talk, '2>&1');
@@ -238,7 +238,7 @@ as('owner', 'owned', "SELECT idem_revoke('friend', 'app'), idem_revoke('friend',
 my $stranger = Client->new($node, 'owned');
 $stranger->ask('SET SESSION AUTHORIZATION stranger');
 $stranger->ask(q{SELECT pg_advisory_lock(hashtextextended('["u", "held up", ""]', 0))});
-is($client->ask("SELECT outcome FROM idem_try_claim('u', 'held up', wait => '0', lease => '1 min')"), 'claimed', "a stranger's lock holds no key up");
+is($client->ask("SELECT outcome FROM idem_lease('u', 'held up', wait => '0', lease => '1 min')"), 'claimed', "a stranger's lock holds no key up");
 is($stranger->ask(q{INSERT INTO idem_lease_locks VALUES ('\x01')}), 'ERROR:  42501', 'nor can he write the table');
 is($stranger->ask('SELECT * FROM idem_lease_locks'), 'ERROR:  42501', 'or read it');
 $stranger->quit;
@@ -248,7 +248,7 @@ my $holder = Client->new($node, 'owned');
 for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 {
 	my $key = "'u', 'key $level'";
-	my $lease = "idem_try_claim($key, wait => '0', lease => '1 min')";
+	my $lease = "idem_lease($key, wait => '0', lease => '1 min')";
 
 	$holder->ask("BEGIN ISOLATION LEVEL $level");
 	my $first = $holder->ask("SELECT token FROM $lease");
@@ -258,7 +258,7 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 	my $second = $holder->ask("SELECT token FROM $lease");
 	cmp_ok($second, '>', $first, "$level: leased again in the same transaction");
 	$holder->ask("SELECT idem_release($key, $second)");
-	$client->send("SELECT token FROM idem_try_claim($key, lease => '1 min')");
+	$client->send("SELECT token FROM idem_lease($key, lease => '1 min')");
 	$node->poll_query_until('owned', 'SELECT count(*) > 0 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0')
 	  or die 'nobody waits';
 	$holder->ask('COMMIT');
@@ -266,16 +266,16 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 
 	$holder->ask("BEGIN ISOLATION LEVEL $level");
 	$holder->ask('SAVEPOINT s');
-	$holder->ask("SELECT token FROM idem_try_claim('u', 'undone $level', lease => '1 min')");
+	$holder->ask("SELECT token FROM idem_lease('u', 'undone $level', lease => '1 min')");
 	$holder->ask('ROLLBACK TO s');
-	is($client->ask("SELECT outcome FROM idem_try_claim('u', 'undone $level', wait => '0', lease => '1 min')"),
+	is($client->ask("SELECT outcome FROM idem_lease('u', 'undone $level', wait => '0', lease => '1 min')"),
 		'claimed', "$level: ROLLBACK TO gives the key back");
 	$holder->ask('ROLLBACK');
 }
 # Leases of different keys do not conflict in serializable transactions: each reads only its
 # own row.
 $_->ask('BEGIN ISOLATION LEVEL SERIALIZABLE') for $holder, $client;
-$holder->ask("SELECT FROM idem_try_claim('u', 'a', lease => '1 min')");
+$holder->ask("SELECT FROM idem_lease('u', 'a', lease => '1 min')");
 is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE 'idem_lease_locks%'}),
 	'0', 'the lock is no read of a serializable transaction');
 $_->ask('COMMIT') for $holder, $client;
@@ -285,7 +285,7 @@ as('owner', 'owned', q{
 CREATE TABLE locked (was text);
 CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.locked VALUES (to_jsonb(NEW)::text); RETURN NEW; END';
 CREATE TRIGGER spy BEFORE INSERT ON idem_lease_locks FOR EACH ROW EXECUTE FUNCTION spy()});
-$client->ask("SELECT FROM idem_try_claim('u', 'hashed', lease => '1 min')");
+$client->ask("SELECT FROM idem_lease('u', 'hashed', lease => '1 min')");
 is( as('owner', 'owned', q{SELECT count(*) FROM locked
 WHERE was::jsonb = jsonb_build_object('key_sha256', sha256(convert_to('["u", "hashed", ""]', 'UTF8')))}),
 	'1', 'the lock of a lease is by the SHA-256 of the key');
@@ -416,7 +416,8 @@ my $app = Client->new($node, 'twins');
 $app->ask('SET SESSION AUTHORIZATION app');
 my %argument = (
 	claim => q{idem_claim(%s::text, %s::text, ''::text, NULL::bytea, NULL::interval)},
-	try => q{idem_try_claim('u'::text, %s::text, %s::text, '\x01'::bytea, '0'::interval, %s::interval, %s::jsonb)},
+	try => q{idem_try_claim('u'::text, %s::text, ''::text, '\x01'::bytea, '0'::interval)},
+	lease => q{idem_lease('u'::text, %s::text, %s::interval, %s::text, '\x01'::bytea, '0'::interval, %s::jsonb)},
 	settle => q{idem_%s('u'::text, '%s'::text, '"%s"'::jsonb, %s::int8, ''::text)});
 
 # The answer of a call. Each ? is a number; the last one is the token from then on.
@@ -431,7 +432,8 @@ sub answers
 	return is($answer, $expected, 'twins: ' . ($name // $sql));
 }
 sub claim { return 'SELECT ' . sprintf $argument{claim}, @_ }
-sub try_claim { return 'SELECT outcome, token FROM ' . sprintf $argument{try}, @_ }
+sub try_claim { return 'SELECT outcome FROM ' . sprintf $argument{try}, @_ }
+sub lease { return 'SELECT outcome, token FROM ' . sprintf $argument{lease}, @_ }
 sub settle { return 'SELECT ' . sprintf $argument{settle}, @_ }
 
 answers($app, claim("'u'", "'r'"), 't');
@@ -442,15 +444,15 @@ answers($app, claim("'u'", "repeat('x', 256)"), 'ERROR:  ID400');
 answers($app, "SELECT idem_claim('u'::text, 'r'::text, $_)", 'ERROR:  ID400')
   for "''::text, '\\x'::bytea, NULL::interval", "NULL::text, NULL::bytea, NULL::interval", "repeat('x', 256)::text, NULL::bytea, NULL::interval",
   "''::text, NULL::bytea, '1 month'::interval", "''::text, NULL::bytea, '-1 s'::interval";
-answers($app, try_claim("'marker'", "''", 'NULL', 'NULL'), 'claimed|');
-answers($app, try_claim("'lease'", "''", "'1 h'", q{'{"at": 1}'}), 'claimed|?');
-answers($app, try_claim("'lease'", "''", "'1 h'", 'NULL'), 'in_progress|');
+answers($app, try_claim("'marker'"), 'claimed');
+answers($app, lease("'lease'", "'1 h'", "''", q{'{"at": 1}'}), 'claimed|?');
+answers($app, lease("'lease'", "'1 h'", "''", 'NULL'), 'in_progress|');
 answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, '\\x02'::bytea, '0'::interval)", 'ERROR:  ID422');
 answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, NULL::bytea, '0'::interval)", 'ERROR:  ID409');
 answers($app, "SELECT idem_claim('u'::text, 'lease'::text, ''::text, NULL::bytea, '10 ms'::interval)", 'ERROR:  ID503');
-answers($app, try_claim("'r2'", "'short'", "'1 h'", 'NULL'), 'ERROR:  ID400');
-answers($app, try_claim("'r2'", "''", 'NULL', "'1'"), 'ERROR:  ID400');
-answers($app, try_claim("'r2'", "''", "'0'", 'NULL'), 'ERROR:  ID400');
+answers($app, lease("'r2'", "'1 h'", "'short'", 'NULL'), 'ERROR:  ID400');
+answers($app, lease("'r2'", 'NULL', "''", "'1'"), 'ERROR:  ID400');
+answers($app, lease("'r2'", "'0'", "''", 'NULL'), 'ERROR:  ID400');
 answers($app, q{SELECT string_agg(m.ordinal || ' ' || m.outcome, ',' ORDER BY m.ordinal)
 FROM idem_claim_many(ARRAY['u', 'u', '']::text[], ARRAY['r', 'many', 'x']::text[], ''::text, NULL::bytea[], NULL::interval) AS m},
 	'1 completed,2 claimed,3 invalid', 'a batch');
@@ -465,15 +467,15 @@ answers($app, settle('complete', 'lease', 'done', 'TOKEN'), 'f');
 answers($app, settle('complete', 'lease', 'else', 'TOKEN'), 'ERROR:  ID410');
 answers($app, settle('complete', 'r', 'x', 'NULL'), 'ERROR:  ID410');
 answers($app, "SELECT idem_extend('u'::text, 'lease'::text, TOKEN::int8, NULL::interval, NULL::jsonb, ''::text)", 'ERROR:  ID410');
-answers($app, try_claim("'lease 2'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, lease("'lease 2'", "'1 h'", "''", 'NULL'), 'claimed|?');
 answers($app, settle('fail', 'lease 2', 'error', 'TOKEN'), 't');
 answers($app, claim("'u'", "'lease 2'"), 'ERROR:  ID417');
 answers($app, "SELECT idem_heal('u'::text, 'lease 2'::text, NULL::jsonb, ''::text)", 'ERROR:  ID410');
 answers($app, "SELECT idem_heal('u'::text, 'none'::text, NULL::jsonb, ''::text)", 'ERROR:  ID410');
-answers($app, try_claim("'lease 3'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, lease("'lease 3'", "'1 h'", "''", 'NULL'), 'claimed|?');
 answers($app, "SELECT idem_heal('u'::text, 'lease 3'::text, '3'::jsonb, ''::text)", 't');
 answers($app, "SELECT idem_heal('u'::text, 'lease 3'::text, '3'::jsonb, ''::text)", 'f');
-answers($app, try_claim("'lease 4'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, lease("'lease 4'", "'1 h'", "''", 'NULL'), 'claimed|?');
 answers($app, "SELECT idem_release('u'::text, 'lease 4'::text, TOKEN::int8, ''::text)", 't');
 answers($app, "SELECT idem_release('u'::text, 'lease 4'::text, TOKEN::int8, ''::text)", 'f');
 answers($app, "SELECT idem_complete('1'::jsonb)", 'ERROR:  55000');
@@ -532,8 +534,8 @@ $app->ask("SET idem.wait = '20ms'");
 my $in_the_way = Client->new($node, 'twins');
 $in_the_way->ask('SET SESSION AUTHORIZATION app');
 $in_the_way->ask('BEGIN');
-answers($in_the_way, try_claim("'lease 5'", "''", "'1 h'", 'NULL'), 'claimed|?');
-answers($app, try_claim("'lease 5'", "''", "'1 h'", 'NULL'), 'in_progress|');
+answers($in_the_way, lease("'lease 5'", "'1 h'", "''", 'NULL'), 'claimed|?');
+answers($app, lease("'lease 5'", "'1 h'", "''", 'NULL'), 'in_progress|');
 answers($app, "SELECT idem_heal('u'::text, 'lease 5'::text, NULL::jsonb, ''::text)", 'ERROR:  ID503');
 $in_the_way->ask('COMMIT');
 $in_the_way->ask('BEGIN');
@@ -541,8 +543,8 @@ answers($in_the_way, "SELECT idem_release('u'::text, 'lease 5'::text, TOKEN::int
 answers($app, 'SELECT outcome FROM ' . sprintf($argument{try}, "'lease 5'", "''", "'1 h'", 'NULL'), 'in_progress', 'a row that is being deleted');
 $in_the_way->ask('COMMIT');
 as('owner', 'twins', q{UPDATE idem_scopes SET ttl = '1 h', key_time = 'uuidv7', lapsed = 'unknown', expired = 'reclaim' WHERE scope = 'short'});
-answers($app, try_claim("'no uuid'", "'short'", "'1 s'", 'NULL'), 'ERROR:  ID400');
-answers($app, try_claim("'00000000-0000-7000-8000-000000000000'", "'short'", "'1 s'", 'NULL'), 'stale|');
+answers($app, lease("'no uuid'", "'1 s'", "'short'", 'NULL'), 'ERROR:  ID400');
+answers($app, lease("'00000000-0000-7000-8000-000000000000'", "'1 s'", "'short'", 'NULL'), 'stale|');
 answers($app, "SELECT idem_claim('u'::text, '00000000-0000-7000-8000-000000000000'::text, 'short'::text, NULL::bytea, NULL::interval)", 'ERROR:  ID412');
 
 my $operator = Client->new($node, 'twins');
@@ -573,12 +575,12 @@ CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) 
 as($superuser, 'twins', q{SELECT idem__citus_replace_functions(), idem__citus_admit('{1}'::int4[])});
 answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 't');
 answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 'f');
-answers($app, try_claim("'replaced'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, lease("'replaced'", "'1 h'", "''", 'NULL'), 'claimed|?');
 answers($app, "SELECT idem_fence('u'::text, 'replaced'::text, TOKEN::int8, ''::text) IS NULL", 'f');
 answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'in_progress');
 answers($operator, 'SELECT idem_cleanup(10::int4)', 'ERROR:  42883', 'cleaning calls Citus');
 as('owner', 'twins', 'UPDATE idem_token_blocks_7 SET group_id = 2');
-answers($app, try_claim("'replaced 2'", "''", "'1 h'", 'NULL'), 'claimed|?');
+answers($app, lease("'replaced 2'", "'1 h'", "''", 'NULL'), 'claimed|?');
 as($superuser, 'twins', 'SET allow_system_table_mods = on; UPDATE pg_catalog.pg_dist_local_group SET groupid = 2');
 answers($app, "SELECT idem_status('u'::text, 'replaced'::text, ''::text)", 'ERROR:  55000', 'a node that is not admitted');
 $_->quit for $app, $in_the_way, $operator, $owner;
@@ -592,8 +594,8 @@ install('owner', 'watched', 'public');
 as($superuser, 'watched', 'GRANT pg_monitor TO stranger');
 as('owner', 'watched', q{
 SELECT idem_claim('seen', 'settled');
-SELECT outcome FROM idem_try_claim('seen', 'open', lease => '1 hour');
-SELECT outcome FROM idem_try_claim('seen', 'lapsed', lease => '1 hour');
+SELECT outcome FROM idem_lease('seen', 'open', lease => '1 hour');
+SELECT outcome FROM idem_lease('seen', 'lapsed', lease => '1 hour');
 UPDATE idem_claims SET lease_until = '2000-01-01' WHERE request_id = 'lapsed'});
 for my $view (split /\n/, as('owner', 'watched', "SELECT relname FROM pg_class WHERE relkind = 'v' AND relname LIKE 'idem%'"))
 {

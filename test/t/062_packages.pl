@@ -76,7 +76,7 @@ UPDATE requests.idem_settings SET ttl = '3 hours';
 SELECT requests.idem_grant('app', 'app');
 });
 as('app', 'shop', "SELECT requests.idem_claim('u', 'before'), requests.idem_claim('u', 'before', 'mail')");
-my $token = as('app', 'shop', "SELECT token FROM requests.idem_try_claim('u', 'leased', lease => '1 hour')");
+my $token = as('app', 'shop', "SELECT token FROM requests.idem_lease('u', 'leased', lease => '1 hour')");
 is(as('owner', 'shop', q{SELECT string_agg(DISTINCT c, ' ') FROM pg_proc, unnest(proconfig) AS c WHERE proname LIKE 'idem\_%' AND c ~ 'search_path'}),
 	'search_path=pg_catalog, pg_temp', 'no function has the search_path of the installation');
 

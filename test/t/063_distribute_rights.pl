@@ -195,7 +195,7 @@ SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_pr
 	  for 'TABLE requests.idem_token_source', 'INSERT INTO requests.idem_token_source VALUES (777)', 'DELETE FROM requests.idem_token_source',
 	  'TRUNCATE requests.idem_token_source', 'BEGIN; LOCK TABLE requests.idem_token_source IN ACCESS SHARE MODE';
 	as('owner', $database, 'CREATE TABLE requests.idem_token_blocks_1 (LIKE requests.idem_token_blocks INCLUDING ALL)');	# the shard
-	like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'r', lease => '1 min')"),
+	like(as('app', $database, "SELECT outcome, token FROM requests.idem_lease('u', 'r', lease => '1 min')"),
 		qr/^claimed\|9876543[3-9]\d{6}$/, 'leases are claimed, and tokens are higher than before, but not longer');
 	is(as('owner', $database, $sizes), '0', 'the metrics do not have the size of the table of this node');
 }
@@ -333,13 +333,13 @@ for my $wrong ([ 0, 'DELETE FROM requests.idem_token_source' ], [ 2, 'INSERT INT
 
 	# A new block is needed.
 	as('owner', $database, "$change; DELETE FROM requests.idem_token_blocks_1");
-	like(error_of('app', $database, "SELECT FROM requests.idem_try_claim('u', 'none', lease => '1 min')"),
+	like(error_of('app', $database, "SELECT FROM requests.idem_lease('u', 'none', lease => '1 min')"),
 		qr/ERROR:  table "idem_token_source" has $rows rows, not one\nHINT:  Leases draw their tokens from its only row/, "$rows rows: a lease is refused");
 	is(as('owner', $database, "SELECT count(*) FROM requests.idem_claims WHERE request_id = 'none'"), '0', "$rows rows: and not claimed");
 	is(as('app', $database, "SELECT requests.idem_claim('u', 'with $rows rows')"), 't', "$rows rows: claims without a lease need none");
 }
 as('owner', $database, 'DELETE FROM requests.idem_token_source; INSERT INTO requests.idem_token_source DEFAULT VALUES');
-like(as('app', $database, "SELECT outcome, token FROM requests.idem_try_claim('u', 'none', lease => '1 min')"), qr/^claimed\|\d+$/, 'the HINT helps');
+like(as('app', $database, "SELECT outcome, token FROM requests.idem_lease('u', 'none', lease => '1 min')"), qr/^claimed\|\d+$/, 'the HINT helps');
 
 $node->stop;
 done_testing();

@@ -129,7 +129,7 @@ for my $database (@databases)
 		map {
 			my ($request, $scope, $lease) = @$_;
 			$request => as('app', $database, qq{
-				SELECT token FROM idem_try_claim('user', '$request', '$scope', lease => '$lease', progress => '["$request"]')})
+				SELECT token FROM idem_lease('user', '$request', scope => '$scope', lease => '$lease', progress => '["$request"]')})
 		} [ 'held', '', '1 day' ],
 		[ 'slow', '', '1 us' ],
 		[ 'taken over', '', '1 us' ],
@@ -242,9 +242,9 @@ for my $database (@databases)
 			SELECT outcome FROM idem_try_claim('user', '$uuidv7', 'v7');
 			SELECT outcome FROM idem_try_claim('user', '01000000-0000-7000-8000-000000000000', 'v7');
 			SELECT expires_at > now() + interval '47 hours' FROM idem_try_claim('user', 'two days', 'mail');
-			SELECT lease_until < now() + interval '5 min' FROM idem_try_claim('user', 'two minutes', 'mail', lease => '2 min')}),
+			SELECT lease_until < now() + interval '5 min' FROM idem_lease('user', 'two minutes', scope => 'mail', lease => '2 min')}),
 		qq(claimed\nunknown|["unknown"]\nclaimed\nstale\nt\nt), "$database: scopes keep their promises");
-	is(outcome('app', $database, "SELECT FROM idem_try_claim('user', 'an hour', 'mail', lease => '1 hour')"), 'ID400', "$database: lease_max");
+	is(outcome('app', $database, "SELECT FROM idem_lease('user', 'an hour', scope => 'mail', lease => '1 hour')"), 'ID400', "$database: lease_max");
 	is(outcome('app', $database, "BEGIN; SELECT idem_claim('user', 'large', 'mail'); SELECT idem_complete(to_jsonb(repeat('x', 101)))"), 'ID413', "$database: result_max_bytes");
 	is( as('app', $database, "SELECT expires_at - now() BETWEEN interval '2 hours' AND interval '4 hours' FROM idem_try_claim('user', 'three hours')"),
 		't', "$database: the ttl of the setting");
@@ -261,7 +261,7 @@ for my $database (@databases)
 			SELECT outcome, result FROM idem_try_claim('user', 'held');
 			SELECT idem_complete('user', 'slow', '2', $token->{slow})}),
 		qq(in_progress|["held"]\nt\nt\ncompleted|1\nt), "$database: holders settle their leases, also a late one");
-	my $next = as('app', $database, "SELECT token FROM idem_try_claim('user', 'taken over', lease => '1 hour')");
+	my $next = as('app', $database, "SELECT token FROM idem_lease('user', 'taken over', lease => '1 hour')");
 	my @earlier = sort { $a <=> $b } values %$token;
 	cmp_ok($next, '>', $earlier[-1], "$database: tokens go on from where they were");
 	is(outcome('app', $database, "SELECT idem_complete('user', 'taken over', '3', $token->{'taken over'})"), 'ID410', "$database: the holder before is refused");

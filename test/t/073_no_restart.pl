@@ -115,7 +115,7 @@ $node->safe_psql('postgres', 'DROP DATABASE other');
 my @seconds;
 for my $round (1 .. 9)
 {
-	my $take = "SELECT token FROM idem_try_claim('u', 'lease $round', lease => '1 hour', wait => '10 min')";
+	my $take = "SELECT token FROM idem_lease('u', 'lease $round', lease => '1 hour', wait => '10 min')";
 	my $token = $early->ask($take);
 
 	$late->send($take);
@@ -140,7 +140,7 @@ $late->answer;
 ok($node->poll_query_until('postgres', 'SELECT NOT EXISTS (SELECT FROM idem_holders)'), 'a waiter that was terminated is not listed');
 $holder->ask('COMMIT');
 $late = Client->new($node);
-my $token = $early->ask(q{SELECT token FROM idem_try_claim('u', 'lease', lease => '1 hour')});
+my $token = $early->ask(q{SELECT token FROM idem_lease('u', 'lease', lease => '1 hour')});
 $late->send(q{SELECT idem_claim('u', 'lease', wait => '10 min')});
 ok($node->poll_query_until('postgres', q{SELECT waiters = 1 FROM idem_holders}), 'a waiter for a lease');
 query('SELECT pg_terminate_backend(' . $late->pid . ')');
@@ -184,7 +184,7 @@ chmod 0500, $folder or die $!;
 my $poor = Client->new($node);
 is($poor->ask(q{SELECT idem_claim('u', 'poor')}), 't', 'memory is refused: a claim does not need it');
 is($poor->ask(q{SELECT idem_claim('u', 'poor')}), 'f', 'nor does a duplicate');
-is($poor->ask(q{SELECT outcome FROM idem_try_claim('u', 'poor', lease => '1 s', wait => '10 ms')}), 'completed', 'nor does one that could wait');
+is($poor->ask(q{SELECT outcome FROM idem_lease('u', 'poor', lease => '1 s', wait => '10 ms')}), 'completed', 'nor does one that could wait');
 like(complaint('SELECT * FROM idem_stat_claims'), qr/^42501\|could not open shared memory segment/, 'the statistics say why they are missing');
 like(slurp_file($node->logfile), qr/LOG: +idem cannot attach its shared memory: could not open shared memory segment.*: Permission denied\n.*DETAIL:.*\n.*HINT: .*tries again after a minute/, 'the log says it');
 is(query(q{SELECT idem_stat_cleaning()}), 'no worker for this database: idem is not in shared_preload_libraries', 'and who cleans');

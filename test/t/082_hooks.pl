@@ -82,7 +82,7 @@ sub work
 		qq(t\nt\nt\nf|"done"\nt), "$scope: a transaction with a savepoint");
 	is( query(qq{
 			SELECT idem_extend('secret user', 'secret lease', token, scope => '$scope') > now()
-			FROM idem_try_claim('secret user', 'secret lease', '$scope', lease => '1 min');
+			FROM idem_lease('secret user', 'secret lease', scope => '$scope', lease => '1 min');
 			SELECT idem_complete('secret user', 'secret lease', '1', max(idem_token_seq.last_value), '$scope') FROM idem_token_seq;
 			SELECT string_agg(outcome::text, ' ') FROM idem_claim_many('{secret user,secret user}', '{secret lease,secret new}', '$scope');
 		}),

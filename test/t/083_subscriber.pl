@@ -99,7 +99,7 @@ for ('idem', 'idem_portable')
 	subscribe('together', 'payments, idem_claims, idem_scopes');
 	on($publisher, q{INSERT INTO idem_scopes (scope, ttl, lapsed) VALUES ('', '2 h', 'unknown')});
 	on($publisher, "SELECT pay_once('sent')");
-	my $token = on($publisher, "SELECT token FROM idem_try_claim('user', 'lease', lease => '1 h')");
+	my $token = on($publisher, "SELECT token FROM idem_lease('user', 'lease', lease => '1 h')");
 	catch_up('together');
 	on($subscriber, 'ALTER SUBSCRIPTION together DISABLE');
 	$node->poll_query_until($subscriber, q{SELECT NOT EXISTS (SELECT FROM pg_stat_subscription WHERE subname = 'together' AND pid IS NOT NULL)}) or die;
@@ -112,10 +112,10 @@ for ('idem', 'idem_portable')
 	is(on($subscriber, "SELECT outcome FROM idem_try_claim('user', 'lease', wait => '0')"), 'in_progress', "$edition: a lease is held");
 
 	# Tokens: without the statement of doc/operations.md they repeat.
-	my $repeated = on($subscriber, "BEGIN; SELECT token FROM idem_try_claim('user', 'other lease', lease => '1 h'); ROLLBACK");
+	my $repeated = on($subscriber, "BEGIN; SELECT token FROM idem_lease('user', 'other lease', lease => '1 h'); ROLLBACK");
 	cmp_ok($repeated, '<=', $token, "$edition: the sequence of the tokens was not replicated");
 	on($subscriber, q{SELECT setval('idem_token_seq', (SELECT greatest(max(token), 0) FROM idem_claims) + 1000000)});
-	cmp_ok(on($subscriber, "SELECT token FROM idem_try_claim('user', 'other lease', lease => '1 h')"),
+	cmp_ok(on($subscriber, "SELECT token FROM idem_lease('user', 'other lease', lease => '1 h')"),
 		'>', $token, "$edition: set as the documents say, tokens grow");
 	is(on($subscriber, "SELECT idem_complete('user', 'lease', '1', $token)"), 't', "$edition: the holder of the lease settles it");
 
@@ -156,7 +156,7 @@ catch_up('cleaned');
 is(on($subscriber, 'SELECT count(*) FROM idem_claims'), 0, 'the subscriber follows');
 
 # The subscriber is behind: it has not heard that the lease was extended.
-my $token = on($publisher, q{SELECT token FROM idem_try_claim('user', 'long', 'short', lease => '1 s')});
+my $token = on($publisher, q{SELECT token FROM idem_lease('user', 'long', scope => 'short', lease => '1 s')});
 catch_up('cleaned');
 on($subscriber, 'ALTER SUBSCRIPTION cleaned DISABLE');
 $node->poll_query_until($subscriber, q{SELECT NOT EXISTS (SELECT FROM pg_stat_subscription WHERE subname = 'cleaned' AND pid IS NOT NULL)}) or die;

@@ -164,7 +164,7 @@ $session->set_query_timer_restart();
 for (1 .. 3)
 {
 	$session->query_safe(q{BEGIN; CREATE EXTENSION idem; INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 ms')});
-	$session->query_safe(q{SELECT idem_claim('user', 'undone', 'short'); SAVEPOINT s; SELECT idem_try_claim('user', 'lease', lease => '1 s')});
+	$session->query_safe(q{SELECT idem_claim('user', 'undone', 'short'); SAVEPOINT s; SELECT idem_lease('user', 'lease', lease => '1 s')});
 	$session->query_safe(q{ROLLBACK});
 	$node->reload;
 }

@@ -183,7 +183,7 @@ for my $edition ('idem', 'idem_portable')
 
 	# ----- leases: a settlement that does not fit -----
 
-	$token = query(q{SELECT token FROM idem_try_claim('user', 'lease', lease => '1 h')});
+	$token = query(q{SELECT token FROM idem_lease('user', 'lease', lease => '1 h')});
 	my $settle = "SELECT idem_complete('user', 'lease', (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 20000) AS i), $token)";
 	fill();
 	is(answer($settle), 53100, "$edition: a result that does not fit is refused");

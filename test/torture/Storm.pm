@@ -683,7 +683,7 @@ sub call_plain
 	my ($state) = $self->call('BEGIN');
 
 	return if $state ne '';
-	($state) = $self->call("SELECT outcome, token FROM idem_try_claim($key, wait => '1 s'" . (rand() < 0.5 ? ", lease => '1 s')" : ')'));
+	($state) = $self->call('SELECT outcome FROM ' . (rand() < 0.5 ? "idem_try_claim($key, wait => '1 s')" : "idem_lease($key, '1 s', wait => '1 s')"));
 	($state) = $self->call("SELECT idem_complete('{}'), idem_status()", 'ID410') if $state eq '' && rand() < 0.5;
 	$self->ask($state eq '' ? 'COMMIT' : 'ROLLBACK') if $state ne 'lost';
 	$self->call("SELECT * FROM idem_lookup($key)");

@@ -156,9 +156,10 @@ sub ask
 #	ends	it ends the transaction, and this follows
 
 my $many = q{array(SELECT 'u' FROM generate_series(1, 130)), array(SELECT ':k-' || to_char(g, 'FM000') FROM generate_series(1, 130) g)};
-my $lease = q{SELECT token FROM idem_try_claim('u', ':k', lease => '1 min', progress => '{"p": 1}')};
-my $lapsed = q{SELECT token FROM idem_try_claim('u', ':k', lease => '1 ms', progress => '{"p": 1}')};
-my $try = q{SELECT outcome, result, progress, token IS NULL FROM idem_try_claim('u', ':k'};
+my $lease = q{SELECT token FROM idem_lease('u', ':k', lease => '1 min', progress => '{"p": 1}')};
+my $lapsed = q{SELECT token FROM idem_lease('u', ':k', lease => '1 ms', progress => '{"p": 1}')};
+my $try = q{SELECT outcome, result, progress FROM idem_try_claim('u', ':k'};
+my $take = q{SELECT outcome, result, progress, token IS NULL FROM idem_lease('u', ':k', '1 min'};
 my $expired = q{DELETE FROM idem_claims WHERE expires_at < now() OR scope = 'reclaims'; INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope) SELECT now() - interval '1 h', 'completed', ':k-' || g, 'u', '' FROM generate_series(1, 20) g};
 
 my @scenarios = (
@@ -174,11 +175,11 @@ my @scenarios = (
 	{ name => 'mismatch', setup => q{SELECT idem_claim('u', ':k', '', '\x01')}, sql => q{SELECT idem_claim('u', ':k', '', '\x02')}, raises => 'ID422' },
 	{ name => 'stale', sql => qq{$try, 'timed')} },
 	{ name => 'claim of an expired key', setup => q{INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope) VALUES (now() - interval '1 h', 'completed', ':k', 'u', 'reclaims')}, sql => qq{$try, 'reclaims')} },
-	{ name => 'lease', sql => qq{$try, lease => '1 min', progress => '{"q": 2}')} },
+	{ name => 'lease', sql => qq{$take, progress => '{"q": 2}')} },
 	{ name => 'live lease', setup => $lease, sql => qq{$try, wait => '0')} },
-	{ name => 'take-over of a lapsed lease', setup => $lapsed, sql => qq{$try, lease => '1 min')} },
+	{ name => 'take-over of a lapsed lease', setup => $lapsed, sql => qq{$take)} },
 	{ name => 'take-over by a transaction', setup => $lapsed, sql => "$try)" },
-	{ name => 'unknown', setup => q{SELECT token FROM idem_try_claim('u', ':k', 'careful', lease => '1 ms')}, sql => qq{$try, 'careful')} },
+	{ name => 'unknown', setup => q{SELECT token FROM idem_lease('u', ':k', scope => 'careful', lease => '1 ms')}, sql => qq{$try, 'careful')} },
 	{ name => 'retry of a failed request', setup => q{SELECT idem_claim('u', ':k', 'retry'), idem_fail('{"e": 1}')}, sql => qq{$try, 'retry')} },
 	{ name => 'complete', before => [q{SELECT idem_claim('u', ':k')}], sql => q{SELECT idem_complete('u', ':k', '{"r": 1}')} },
 	{ name => 'complete, one of many', before => [qq{SELECT count(*) FROM idem_claim_many($many)}], sql => q{SELECT idem_complete('u', ':k-129', '{"r": 1}')} },
@@ -200,7 +201,7 @@ my @scenarios = (
 	{ name => 'wait for a live lease', setup => $lease, sql => qq{$try, wait => '3 ms')} },
 	{ name => 'wait until a lease ends', setup => $lapsed =~ s/1 ms/12 ms/r, sql => qq{$try, wait => '5 s')} },
 	{ name => 'wait for a lock of the row', hold => [q{SELECT idem_fence('u', 'leased', (SELECT token FROM idem_claims WHERE request_id = 'leased'))}],
-		setup_once => q{SELECT idem_forget('u', 'leased'); SELECT token FROM idem_try_claim('u', 'leased', lease => '1 ms')}, sql => q{SELECT outcome FROM idem_try_claim('u', 'leased', wait => '3 ms')} },
+		setup_once => q{SELECT idem_forget('u', 'leased'); SELECT token FROM idem_lease('u', 'leased', lease => '1 ms')}, sql => q{SELECT outcome FROM idem_try_claim('u', 'leased', wait => '3 ms')} },
 	{ name => 'wait for a change of policy', hold => [q{UPDATE idem_scopes SET ttl = ttl WHERE scope = 'declared'}], sql => qq{$try, wait => '3 ms')} },
 	{ name => 'cleanup', setup => $expired, sql => q{SELECT idem_cleanup(1000)} },
 	{ name => 'idem_cleanup_all', setup => $expired, sql => q{CALL idem_cleanup_all(7)}, only => 'alone', commits_parts => 1 },

@@ -211,7 +211,7 @@ sub life
 	my ($n, $functions) = @_;
 	my $key = sub { "'life', '$n $_[0]'" };
 	my $of = sub { "FROM idem_claims WHERE request_id = '$n $_[0]' AND user_id = 'life' AND scope = 'life'" };
-	my $lease = sub { [ idem_try_claim => 'SELECT * FROM idem_try_claim(' . $key->($_[0]) . ", 'life', lease => '$_[1]')" ] };
+	my $lease = sub { [ idem_lease => 'SELECT * FROM idem_lease(' . $key->($_[0]) . ", '$_[1]', 'life')" ] };
 	my %has = map { $_->{short} => 1 } @$functions;
 
 	return grep { !$_->[0] || $has{ $_->[0] } } (
@@ -221,6 +221,7 @@ sub life
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('a')]}, 'life')" ], [ idem_complete => q(SELECT idem_complete('{"a": 1}')) ],
 		[ idem_status => 'SELECT idem_status()' ], [ idem_result => 'SELECT idem_result()' ], [ '' => 'COMMIT' ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('b')]}, 'life')" ], [ idem_fail => q(SELECT idem_fail('{"e": 1}')) ], [ '' => 'COMMIT' ],
+		[ idem_try_claim => "SELECT * FROM idem_try_claim(@{[$key->('t')]}, 'life')" ],
 		[ idem_claim => "SELECT idem_claim(1::bigint, '$n n', 'life'), idem_claim('11111111-1111-4111-8111-111111111111'::uuid, '$n n', 'life')" ],
 		[ idem_status => "SELECT idem_status(@{[$key->('a')]}, 'life')" ], [ idem_result => "SELECT idem_result(@{[$key->('a')]}, 'life')" ],
 		[ idem_lookup => "SELECT idem_lookup(@{[$key->('a')]}, 'life')" ], [ idem_forget => "SELECT idem_forget(@{[$key->('a')]}, 'life')" ],

@@ -356,7 +356,7 @@ sub claim_lease
 {
 	my ($self, $scope, $request, $wait, $lease) = @_;
 	my $label = $self->new_label;
-	$self->ask("SELECT outcome, result #>> '{}', progress #>> '{}', token FROM idem_try_claim('u', '$request', '$scope'$wait, lease => '$lease', progress => '\"$label\"')")
+	$self->ask("SELECT outcome, result #>> '{}', progress #>> '{}', token FROM idem_lease('u', '$request', scope => '$scope'$wait, lease => '$lease', progress => '\"$label\"')")
 	  or return 0;
 	my ($outcome, $result, $progress, $token) = @{ $self->{rows}[0] };
 	$self->{answers}{"lease $outcome"}++;

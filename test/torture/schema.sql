@@ -141,7 +141,7 @@ DECLARE
 	answer record;
 BEGIN
 	SELECT * INTO STRICT answer
-	FROM idem_try_claim("user", request, "in", wait => hold.wait, lease => asked, progress => hold.progress);
+	FROM idem_lease("user", request, scope => "in", wait => hold.wait, lease => asked, progress => hold.progress);
 	IF answer.outcome = 'claimed' THEN
 		INSERT INTO leases (scope, user_id, request_id, token, asked, called_at, lease_until, expires_at)
 		VALUES ("in", "user", request, answer.token, asked, called, answer.lease_until, answer.expires_at);

@@ -111,7 +111,7 @@ for my $database (sort keys %extension)
 my %may_execute = (
 	stranger => [],
 	tables => [],
-	app => [qw(idem_call idem_call_settle idem_claim idem_try_claim idem_claim_many idem_complete idem_fail idem_extend
+	app => [qw(idem_call idem_call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
 		idem_release idem_fence idem_heal idem_result idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
 	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_heal idem_cleanup idem_cleanup_all
 		idem_cleanup_step idem_stat_reset idem_stat_cleanup_counters idem_stat_cleaning idem_stat_claims_counters
@@ -362,11 +362,11 @@ my %life = (
 		"SELECT requests.idem_claim('u', 'r1'), requests.idem_complete('{}'::pg_catalog.jsonb), requests.idem_result(), requests.idem_status()",
 		"SELECT requests.idem_claim('u', 'r1')", "SELECT requests.idem_claim('u', 'r2', 'retry'), requests.idem_fail('u', 'r2', '{}', scope => 'retry')",
 		"SELECT requests.idem_claim('u', 'r2', 'retry', '\\x01', '1 s')",
-		"SELECT requests.idem_try_claim('u', 'r3', '', '\\x02', '1 s', '1 min', '{}')", "SELECT requests.idem_try_claim('u', 'r3', wait => '0')",
+		"SELECT requests.idem_lease('u', 'r3', scope => '', fingerprint => '\\x02', wait => '1 s', lease => '1 min', progress => '{}')", "SELECT requests.idem_try_claim('u', 'r3', wait => '0')",
 		"SELECT requests.idem_extend('u', 'r3', 1, '1 min', '{}')", "SELECT requests.idem_fence('u', 'r3', 1)",
-		"SELECT requests.idem_complete('u', 'r3', '{}', 1)", "SELECT requests.idem_try_claim('u', 'r4', lease => '1 ms')",
-		"SELECT requests.idem_release('u', 'r4', 2)", "SELECT requests.idem_try_claim('u', 'r5', lease => '1 ms')", "SELECT requests.idem_heal('u', 'r5', '{}')",
-		"SELECT requests.idem_try_claim('u', 'r6', lease => '1 ms')", "SELECT requests.idem_try_claim('u', 'r6', 'timed')",
+		"SELECT requests.idem_complete('u', 'r3', '{}', 1)", "SELECT requests.idem_lease('u', 'r4', lease => '1 ms')",
+		"SELECT requests.idem_release('u', 'r4', 2)", "SELECT requests.idem_lease('u', 'r5', lease => '1 ms')", "SELECT requests.idem_heal('u', 'r5', '{}')",
+		"SELECT requests.idem_lease('u', 'r6', lease => '1 ms')", "SELECT requests.idem_try_claim('u', 'r6', 'timed')",
 		"SELECT requests.idem_try_claim('u', '01a20305-7a52-7300-8fe1-00000fc14511', 'timed')",
 		"SELECT * FROM requests.idem_claim_many(ARRAY['u', 'u'], ARRAY['m1', 'm1'])",
 		"SELECT count(*) FROM requests.idem_claim_many(pg_catalog.array_fill('u'::pg_catalog.text, ARRAY[200]), ARRAY(SELECT g::pg_catalog.text FROM generate_series(1, 200) g), 'many')",

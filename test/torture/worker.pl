@@ -164,8 +164,8 @@ sub promise_some
 
 	sql(qq{
 		SELECT idem_claim('u', g::text, 'month') FROM generate_series($promised + 1, $many) g;
-		SELECT outcome FROM generate_series($promised + 1, $promised + 5) g, idem_try_claim('u', 'lease ' || g, 'month', lease => '1 day');
-		SELECT outcome FROM generate_series($promised + 1, $promised + 5) g, idem_try_claim('u', 'kept ' || g, 'kept', lease => '1 ms')}) // return 0;
+		SELECT outcome FROM generate_series($promised + 1, $promised + 5) g, idem_lease('u', 'lease ' || g, scope => 'month', lease => '1 day');
+		SELECT outcome FROM generate_series($promised + 1, $promised + 5) g, idem_lease('u', 'kept ' || g, scope => 'kept', lease => '1 ms')}) // return 0;
 	$promised = $many;
 	return 1;
 }

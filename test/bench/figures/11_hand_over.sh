@@ -87,7 +87,7 @@ create_sessions()
 		BEGIN
 			FOR turn IN 1 .. turns LOOP
 				IF kind = 'lease' AND side = 'idem' THEN
-					SELECT token INTO lease_token FROM idem_try_claim(kind, turn::text, lease => '1 hour');
+					SELECT token INTO lease_token FROM idem_lease(kind, turn::text, lease => '1 hour');
 					COMMIT;
 				ELSIF kind = 'lease' THEN
 					INSERT INTO hand_written_results (user_id, request_id) VALUES (kind, turn::text);
