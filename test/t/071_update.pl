@@ -170,7 +170,7 @@ CALL execute(:request, :client_id + :base);
 write_file("$scripts/lease.sql", q{
 \set ahead random(0, 39)
 SELECT nextval('progress') / 4 + :ahead AS request \gset
-SELECT count(*) AS claimed, coalesce(max(token), 0) AS token FROM idem_try_claim('user', (:request)::text, lease => '1 min') WHERE outcome = 'claimed' \gset
+SELECT count(*) AS claimed, coalesce(max(token), 0) AS token FROM idem_lease('user', (:request)::text, lease => '1 min') WHERE outcome = 'claimed' \gset
 \if :claimed
 CALL execute_leased(:request, :client_id + :base, :token);
 \endif
@@ -264,7 +264,7 @@ sub not_refused
 					WHEN 'bigint' THEN '1' WHEN 'integer' THEN '1' WHEN 'interval' THEN '''1 s''' WHEN 'timestamp with time zone' THEN 'now()'
 					WHEN 'text[]' THEN '''{x}''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
-		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype <> 'trigger'::regtype
+		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype NOT IN ('trigger'::regtype, 'internal'::regtype)
 			AND p.proname !~ '^idem_(fingerprint|stat_.*|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
 		ORDER BY p.oid::regprocedure::text});
 	my ($out, $err) = ('', '');
