@@ -11,12 +11,12 @@ SELECT idem_claim('u', 'completed', fingerprint => '\x01'), idem_complete('{"nam
 SELECT idem_claim('u', 'failed', 's'), idem_fail('{"name": "Ada"}');
 SELECT idem_claim('u', 'marker');
 SELECT idem_claim('v', 'completed'), idem_complete('"of another user"');
-SELECT token FROM idem_try_claim('u', 'leased', lease => '1 h', progress => '"made 1"') \gset
+SELECT token FROM idem_lease('u', 'leased', lease => '1 h', progress => '"made 1"') \gset
 SELECT idem_complete('u', 'leased', '{"name": "Ada"}', :token);
-SELECT outcome FROM idem_try_claim('u', 'healed', lease => '1 h', progress => '"made 1"');
+SELECT outcome FROM idem_lease('u', 'healed', lease => '1 h', progress => '"made 1"');
 SELECT idem_heal('u', 'healed', '{"name": "Ada"}');
-SELECT outcome FROM idem_try_claim('u', 'live', lease => '1 h', progress => '"made 1"');
-SELECT outcome FROM idem_try_claim('u', 'live without progress', lease => '1 h');
+SELECT outcome FROM idem_lease('u', 'live', lease => '1 h', progress => '"made 1"');
+SELECT outcome FROM idem_lease('u', 'live without progress', lease => '1 h');
 
 CALL idem_erase('nobody');
 CALL idem_erase('u', 's');

@@ -62,8 +62,8 @@ for my $database (qw(idem idem_portable))
 		$client->ask('ROLLBACK TO s');
 	}
 	is($client->ask(q{SELECT outcome FROM idem_try_claim('u', 'unknown', 'asks', wait => '0')}), 'unknown', "$database: an unknown one stays so");
-	is($client->ask(q{SELECT outcome FROM idem_try_claim('u', 'lapsed', lease => '1 min', wait => '0')}), 'claimed', "$database: one that lapsed is claimed");
-	is($client->ask(q{SELECT outcome FROM idem_try_claim('u', 'lapsed', lease => '1 min')}), 'in_progress', "$database: once: the new row is ours");
+	is($client->ask(q{SELECT outcome FROM idem_lease('u', 'lapsed', lease => '1 min', wait => '0')}), 'claimed', "$database: one that lapsed is claimed");
+	is($client->ask(q{SELECT outcome FROM idem_lease('u', 'lapsed', lease => '1 min')}), 'in_progress', "$database: once: the new row is ours");
 	# SQL cannot tell a live lease of then from one of now; see doc/portable.md
 	is($client->ask(q{SELECT outcome FROM idem_try_claim('u', 'live', wait => '50 ms')}), $database eq 'idem' ? 'timed_out' : 'in_progress',
 		"$database: a live lease");

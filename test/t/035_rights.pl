@@ -319,7 +319,7 @@ nobody_is_superuser('roles of the server');
 
 # A lease draws its token from a sequence, and lastval() is about the sequence drawn last.
 as('app', 'CREATE SEQUENCE sinks.ids');
-my $ids = q{SELECT nextval('sinks.ids'); SELECT FROM requests.idem_try_claim('user', gen_random_uuid(), lease => '1 min');};
+my $ids = q{SELECT nextval('sinks.ids'); SELECT FROM requests.idem_lease('user', gen_random_uuid(), lease => '1 min');};
 refuses('app', "$ids SELECT lastval()", '42501', 'lastval() after a lease is refused');
 is((split /\n/, as('app', "$ids SELECT currval('sinks.ids')"))[-1], '2', 'and currval() of a sequence is not touched');
 superuser("GRANT SELECT ON SEQUENCE requests.idem_token_seq TO app");

@@ -112,7 +112,7 @@ is(complaint('c', sprintf($claim, 'tx', 0)), 'ID409 ' . sprintf($names, 'tx') . 
 $holder->quit;
 
 $holder = holder('c', 'BEGIN', 'ALTER SEQUENCE idem_token_seq CACHE 1');
-is(complaint('c', q{BEGIN; SET LOCAL lock_timeout = '50 ms'; SELECT idem_try_claim('u', 'new', lease => '1 min', wait => '1 min')}),
+is(complaint('c', q{BEGIN; SET LOCAL lock_timeout = '50 ms'; SELECT idem_lease('u', 'new', lease => '1 min', wait => '1 min')}),
 	'55P03', 'a change of the tokens: lock_timeout');
 $holder->ask('ROLLBACK; BEGIN; ALTER INDEX idem_claims_expires_at_idx SET TABLESPACE pg_default');
 is(complaint('c', sprintf($claim, 'new', 0)), 'ID409 ' . sprintf($names, 'new') . ' A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.', 'a change of an index');
