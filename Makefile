@@ -42,6 +42,7 @@ OBJS = \
 	src/protocol/many.o \
 	src/protocol/claim_support.o \
 	src/protocol/claim.o \
+	src/protocol/ids.o \
 	src/protocol/lease.o \
 	src/protocol/settle.o \
 	src/protocol/forget.o \

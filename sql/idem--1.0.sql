@@ -31,6 +31,17 @@ BEGIN
 	END IF;
 	SELECT e.* INTO me FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
 
+	-- This script makes objects by the name of the schema, and finds them by its OID.  Until it has
+	-- ended, the name must mean that schema: an owner who renames it could have the script run his
+	-- function as a superuser.  ALTER SCHEMA waits for the lock of the row.
+	PERFORM FROM pg_catalog.pg_namespace n
+	WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace AND n.nspname OPERATOR(pg_catalog.=) pg_catalog.current_schema()
+	FOR SHARE;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'the schema of extension idem was renamed or dropped meanwhile'
+			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Create the extension again.';
+	END IF;
+
 	-- This script runs as a superuser, so the server does not ask whether the installer may.
 	IF NOT pg_catalog.has_schema_privilege(me.extowner, me.extnamespace, 'CREATE') THEN
 		RAISE EXCEPTION 'role % may not create objects in schema %', me.extowner::pg_catalog.regrole, me.extnamespace::pg_catalog.regnamespace
@@ -199,36 +210,36 @@ COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the r
 COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
 COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale; set by a trigger';
 
-CREATE FUNCTION @extschema@.idem_scopes_changed()
+CREATE FUNCTION @extschema@.idem__scopes_changed()
 RETURNS pg_catalog.trigger
-AS 'MODULE_PATHNAME', 'idem_scopes_changed'
+AS 'MODULE_PATHNAME', 'idem__scopes_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_changed() IS 'trigger: checks ttl and leases, and makes all sessions read idem_scopes again';
+COMMENT ON FUNCTION @extschema@.idem__scopes_changed() IS 'trigger: checks ttl and leases, and makes all sessions read idem_scopes again';
 
 -- Row triggers, and ALWAYS: rows that a subscriber receives must act as well.
-CREATE TRIGGER idem_scopes_changed
+CREATE TRIGGER idem__scopes_changed
 BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_scopes
-FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_changed();
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_changed();
 
 CREATE TRIGGER idem_scopes_changed_all
 BEFORE TRUNCATE ON @extschema@.idem_scopes
-FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scopes_changed();
+FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem__scopes_changed();
 
-ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed;
+ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__scopes_changed;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed_all;
 
-CREATE FUNCTION @extschema@.idem_scopes_guard()
+CREATE FUNCTION @extschema@.idem__scopes_guard()
 RETURNS pg_catalog.trigger
-AS 'MODULE_PATHNAME', 'idem_scopes_guard'
+AS 'MODULE_PATHNAME', 'idem__scopes_guard'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: sets guarded_since';
+COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: sets guarded_since';
 
 -- Not on a subscriber, which receives the publisher's guarded_since
-CREATE TRIGGER idem_scopes_guard
+CREATE TRIGGER idem__scopes_guard
 BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
-FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 
 -- ----- claiming -----
 
@@ -576,17 +587,17 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 COMMENT ON FUNCTION @extschema@.idem_cleanup(pg_catalog.int4) IS
 'operator: removes expired claims in this transaction, for about a second and at most batch_size of them (NULL: idem.cleanup_batch_size); returns how many';
 
-CREATE FUNCTION @extschema@.idem_cleanup_step(
+CREATE FUNCTION @extschema@.idem__cleanup_step(
 	batch_size pg_catalog.int4,
 	start pg_catalog.timestamptz,
 	expired_before pg_catalog.timestamptz,
 	OUT rows_deleted pg_catalog.int8,
 	OUT more pg_catalog.bool,
 	OUT next_start pg_catalog.timestamptz)
-AS 'MODULE_PATHNAME', 'idem_cleanup_step'
+AS 'MODULE_PATHNAME', 'idem__cleanup_step'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_cleanup_step(pg_catalog.int4, pg_catalog.timestamptz, pg_catalog.timestamptz) IS
+COMMENT ON FUNCTION @extschema@.idem__cleanup_step(pg_catalog.int4, pg_catalog.timestamptz, pg_catalog.timestamptz) IS
 'for idem_cleanup_all(): one batch, from one low-water mark to the next';
 
 -- expired_before is the time of the call: otherwise it would not end while claims expire.
@@ -600,7 +611,7 @@ DECLARE
 	more pg_catalog.bool := true;
 	-- by the schema's current name
 	step constant pg_catalog.text := pg_catalog.format(
-		'SELECT more, next_start FROM %s.idem_cleanup_step($1, $2, $3)',
+		'SELECT more, next_start FROM %s.idem__cleanup_step($1, $2, $3)',
 		(SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e
 			WHERE e.extname OPERATOR(pg_catalog.=) 'idem'));
 	refused pg_catalog.text;
@@ -641,7 +652,7 @@ COMMENT ON FUNCTION @extschema@.idem_start_worker() IS
 
 -- ----- statistics -----
 
-CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
+CREATE FUNCTION @extschema@.idem__stat_cleanup_counters(
 	OUT rows_deleted pg_catalog.int8,
 	OUT batches pg_catalog.int8,
 	OUT last_batch_seconds pg_catalog.float8,
@@ -662,28 +673,28 @@ CREATE FUNCTION @extschema@.idem_stat_cleanup_counters(
 	OUT backlog_rows_deleted pg_catalog.int8,
 	OUT backlog_done pg_catalog.float8,
 	OUT shared_memory pg_catalog.text)
-AS 'MODULE_PATHNAME', 'idem_stat_cleanup_counters'
+AS 'MODULE_PATHNAME', 'idem__stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_cleanup_counters() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_cleanup_counters() IS
 'for the views idem_stat_cleanup and idem_metrics; duration_bounds: upper bounds in seconds of batches_by_duration';
 
 -- PARALLEL UNSAFE: the first call of a session can have to attach shared memory in a subtransaction,
 -- which a parallel plan does not allow.
-CREATE FUNCTION @extschema@.idem_stat_cleaning()
+CREATE FUNCTION @extschema@.idem__stat_cleaning()
 RETURNS pg_catalog.text
-AS 'MODULE_PATHNAME', 'idem_stat_cleaning'
+AS 'MODULE_PATHNAME', 'idem__stat_cleaning'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_cleaning() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_cleaning() IS
 'for the view idem_stat_cleanup: who cleans this database';
 
-CREATE FUNCTION @extschema@.idem_stat_launcher()
+CREATE FUNCTION @extschema@.idem__stat_launcher()
 RETURNS pg_catalog.int4
-AS 'MODULE_PATHNAME', 'idem_stat_launcher'
+AS 'MODULE_PATHNAME', 'idem__stat_launcher'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_launcher() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_launcher() IS
 'for the view idem_stat_cleanup: pid of the process that starts the workers';
 
 -- Says what will not happen.  A WARNING: CREATE EXTENSION hides every NOTICE of its script.
@@ -691,7 +702,7 @@ DO $block$
 DECLARE
 	cleaning pg_catalog.text;
 BEGIN
-	EXECUTE (SELECT pg_catalog.format('SELECT %s.idem_stat_cleaning()', e.extnamespace::pg_catalog.regnamespace)
+	EXECUTE (SELECT pg_catalog.format('SELECT %s.idem__stat_cleaning()', e.extnamespace::pg_catalog.regnamespace)
 		FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem') INTO cleaning;
 	IF NOT pg_catalog.starts_with(cleaning, 'worker') THEN
 		RAISE WARNING '%', cleaning
@@ -715,8 +726,8 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		CASE WHEN pg_catalog.starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
 			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
 		c.launcher_pid, backlog_since, backlog_rows_deleted, backlog_done, shared_memory
-	FROM @extschema@.idem_stat_cleanup_counters(),
-		(SELECT @extschema@.idem_stat_cleaning(), @extschema@.idem_stat_launcher()) AS c (cleaning, launcher_pid);
+	FROM @extschema@.idem__stat_cleanup_counters(),
+		(SELECT @extschema@.idem__stat_cleaning(), @extschema@.idem__stat_launcher()) AS c (cleaning, launcher_pid);
 
 COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
 'statistics of removing expired claims in this database, by the worker and by sessions';
@@ -796,7 +807,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by_pid IS 'its process; 
 COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_since IS 'when it began, or was prepared; NULL: not known';
 COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transactions of the server since then';
 
-CREATE FUNCTION @extschema@.idem_unsettled_claims(
+CREATE FUNCTION @extschema@.idem__unsettled_claims(
 	OUT scope pg_catalog.text,
 	OUT user_id pg_catalog.text,
 	OUT request_id pg_catalog.text,
@@ -804,22 +815,22 @@ CREATE FUNCTION @extschema@.idem_unsettled_claims(
 	OUT lease_until pg_catalog.timestamptz,
 	OUT expires_at pg_catalog.timestamptz)
 RETURNS SETOF pg_catalog.record
-AS 'MODULE_PATHNAME', 'idem_unsettled_claims'
+AS 'MODULE_PATHNAME', 'idem__unsettled_claims'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 100;
 
-COMMENT ON FUNCTION @extschema@.idem_unsettled_claims() IS
+COMMENT ON FUNCTION @extschema@.idem__unsettled_claims() IS
 'for the view idem_unsettled';
 
 CREATE VIEW @extschema@.idem_unsettled AS
 	SELECT scope, user_id, request_id, status, lease_until, expires_at
-	FROM @extschema@.idem_unsettled_claims()
+	FROM @extschema@.idem__unsettled_claims()
 	ORDER BY lease_until NULLS FIRST;
 
 COMMENT ON VIEW @extschema@.idem_unsettled IS
 'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
 COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
-CREATE FUNCTION @extschema@.idem_held_keys(
+CREATE FUNCTION @extschema@.idem__held_keys(
 	OUT scope pg_catalog.text,
 	OUT user_id pg_catalog.text,
 	OUT request_id pg_catalog.text,
@@ -829,17 +840,17 @@ CREATE FUNCTION @extschema@.idem_held_keys(
 	OUT lease_until pg_catalog.timestamptz,
 	OUT waiters pg_catalog.int4)
 RETURNS SETOF pg_catalog.record
-AS 'MODULE_PATHNAME', 'idem_held_keys'
+AS 'MODULE_PATHNAME', 'idem__held_keys'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100;
 
-COMMENT ON FUNCTION @extschema@.idem_held_keys() IS
+COMMENT ON FUNCTION @extschema@.idem__held_keys() IS
 'for the view idem_holders: one row for each lease, and one for each waiter';
 
 -- Waiters of a lease that ended a moment ago have nobody to wait for.
 CREATE VIEW @extschema@.idem_holders AS
 	SELECT h.scope, h.user_id, h.request_id, pg_catalog.max(h.pid) AS pid, pg_catalog.max(h.gid) AS gid,
 		pg_catalog.min(h.since) AS since, pg_catalog.max(h.lease_until) AS lease_until, pg_catalog.sum(h.waiters) AS waiters
-	FROM @extschema@.idem_held_keys() AS h
+	FROM @extschema@.idem__held_keys() AS h
 	GROUP BY h.scope, h.user_id, h.request_id
 	HAVING pg_catalog.count(h.pid) OPERATOR(pg_catalog.>) 0 OR pg_catalog.count(h.gid) OPERATOR(pg_catalog.>) 0
 		OR pg_catalog.count(h.lease_until) OPERATOR(pg_catalog.>) 0
@@ -853,7 +864,7 @@ COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began
 COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
 COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many processes wait for it; NULL: idem is not preloaded, and nobody knows';
 
-CREATE FUNCTION @extschema@.idem_stat_claims_counters(
+CREATE FUNCTION @extschema@.idem__stat_claims_counters(
 	OUT claimed pg_catalog.int8,
 	OUT completed pg_catalog.int8,
 	OUT failed pg_catalog.int8,
@@ -869,17 +880,17 @@ CREATE FUNCTION @extschema@.idem_stat_claims_counters(
 	OUT lost_leases pg_catalog.int8,
 	OUT healed pg_catalog.int8,
 	OUT stats_reset pg_catalog.timestamptz)
-AS 'MODULE_PATHNAME', 'idem_stat_claims_counters'
+AS 'MODULE_PATHNAME', 'idem__stat_claims_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_claims_counters() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_claims_counters() IS
 'for the views idem_stat_claims and idem_metrics';
 
 CREATE VIEW @extschema@.idem_stat_claims AS
 	SELECT claimed, completed, failed, in_progress, timed_out, "unknown",
 		mismatch, stale, invalid, waits, wait_seconds, reclaims, lost_leases,
 		healed, stats_reset
-	FROM @extschema@.idem_stat_claims_counters();
+	FROM @extschema@.idem__stat_claims_counters();
 
 COMMENT ON VIEW @extschema@.idem_stat_claims IS
 'answers of the claim calls of this database; claimed, reclaims and healed are counted at commit';
@@ -889,7 +900,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over 
 COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lost lease';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by idem_heal()';
 
-CREATE FUNCTION @extschema@.idem_stat_scopes_counters(
+CREATE FUNCTION @extschema@.idem__stat_scopes_counters(
 	OUT scope pg_catalog.text,
 	OUT claimed pg_catalog.int8,
 	OUT completed pg_catalog.int8,
@@ -901,10 +912,10 @@ CREATE FUNCTION @extschema@.idem_stat_scopes_counters(
 	OUT stale pg_catalog.int8,
 	OUT invalid pg_catalog.int8)
 RETURNS SETOF pg_catalog.record
-AS 'MODULE_PATHNAME', 'idem_stat_scopes_counters'
+AS 'MODULE_PATHNAME', 'idem__stat_scopes_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 33;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_scopes_counters() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_scopes_counters() IS
 'for the views idem_stat_scopes and idem_metrics';
 
 -- The number of claims comes from the sample that ANALYZE takes, in which the server notes the
@@ -935,7 +946,7 @@ CREATE VIEW @extschema@.idem_stat_scopes AS
 		pg_catalog.sum(u.invalid)::pg_catalog.int8 AS invalid
 	FROM (
 		SELECT e.scope, NULL::pg_catalog.int8 AS claims, e.claimed, e.completed, e.failed, e.in_progress, e.timed_out, e."unknown", e.mismatch, e.stale, e.invalid
-		FROM @extschema@.idem_stat_scopes_counters() AS e
+		FROM @extschema@.idem__stat_scopes_counters() AS e
 		UNION ALL
 		SELECT c.scope, c.share OPERATOR(pg_catalog.*) t.claims, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 		FROM (SELECT k.scope, k.share::pg_catalog.float8 FROM common AS k
@@ -958,9 +969,9 @@ CREATE VIEW @extschema@.idem_metrics AS
 	SELECT m.name,
 		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome, 'scope', m.scope)) AS labels,
 		m.type, m.help, m.value
-	FROM @extschema@.idem_stat_cleanup_counters() AS cleanup, @extschema@.idem_stat_claims_counters() AS claims,
+	FROM @extschema@.idem__stat_cleanup_counters() AS cleanup, @extschema@.idem__stat_claims_counters() AS claims,
 		@extschema@.idem_stat_table AS size,
-		(SELECT @extschema@.idem_stat_launcher(), @extschema@.idem_stat_cleaning()) AS standing (launcher_pid, cleaning),
+		(SELECT @extschema@.idem__stat_launcher(), @extschema@.idem__stat_cleaning()) AS standing (launcher_pid, cleaning),
 	LATERAL (
 		SELECT n.name, n.le, n.outcome, NULL, n.type, n.help, n.value FROM (
 		VALUES ('idempotency_cleanup_rows_total', NULL, NULL, 'counter',
@@ -1103,14 +1114,18 @@ BEGIN
 				('user_number pg_catalog.int8, request_id pg_catalog.text'),
 				('user_number pg_catalog.int8, request_uuid pg_catalog.uuid')
 		LOOP
-			EXECUTE pg_catalog.format('CREATE FUNCTION %s.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s %s',
+			EXECUTE pg_catalog.format('CREATE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
 				original.schema, original.proname,
 				pg_catalog.regexp_replace(original.arguments, ids_of_original, ids.column1),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
 				CASE WHEN original.prosupport OPERATOR(pg_catalog.<>) 0 THEN 'SUPPORT ' OPERATOR(pg_catalog.||) original.prosupport::pg_catalog.text END,
-				pg_catalog.format(CASE original.prorettype WHEN 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
-					THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
+				CASE WHEN original.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
+					THEN pg_catalog.format('sql RETURN %s', call)
+				-- not inlined: a claim is in C then, see src/protocol/ids.c
+				WHEN original.prosupport OPERATOR(pg_catalog.<>) 0
+					THEN pg_catalog.format('C AS ''MODULE_PATHNAME'', ''%s_ids''', original.proname)
+				ELSE pg_catalog.format('sql BEGIN ATOMIC SELECT * FROM %s; END', call) END);
 			EXECUTE pg_catalog.format('COMMENT ON FUNCTION %s.%I(%s) IS %L', original.schema, original.proname,
 				pg_catalog.regexp_replace(original.types, ids_of_original, ids.column1),
 				pg_catalog.format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
@@ -1123,7 +1138,7 @@ $block$;
 
 -- Runs with the caller's rights.  The owner of the extension and a superuser may grant all
 -- that is granted here.
-CREATE FUNCTION @extschema@.idem_change_rights(
+CREATE FUNCTION @extschema@.idem__change_rights(
 	role pg_catalog.regrole,
 	privileges pg_catalog.text,
 	command pg_catalog.text)
@@ -1137,11 +1152,11 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
-		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
+		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step',
 		'idem_start_worker',
-		'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_cleaning', 'idem_stat_launcher',
-		'idem_stat_claims_counters', 'idem_stat_scopes_counters',
-		'idem_unsettled_claims', 'idem_held_keys'];
+		'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_cleaning', 'idem__stat_launcher',
+		'idem__stat_claims_counters', 'idem__stat_scopes_counters',
+		'idem__unsettled_claims', 'idem__held_keys'];
 	-- all but the token: only its holder may know it
 	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	-- all but guarded_since, which a trigger sets
@@ -1200,14 +1215,14 @@ BEGIN
 END
 $function$;
 
-COMMENT ON FUNCTION @extschema@.idem_change_rights(pg_catalog.regrole, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem__change_rights(pg_catalog.regrole, pg_catalog.text, pg_catalog.text) IS
 'for idem_grant() and idem_revoke()';
 
 CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_change_rights(role, privileges, 'GRANT %s TO %s'::pg_catalog.text);
+	SELECT @extschema@.idem__change_rights(role, privileges, 'GRANT %s TO %s'::pg_catalog.text);
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
@@ -1217,7 +1232,7 @@ CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole, privileges pg_c
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_change_rights(role, privileges, 'REVOKE %s FROM %s'::pg_catalog.text);
+	SELECT @extschema@.idem__change_rights(role, privileges, 'REVOKE %s FROM %s'::pg_catalog.text);
 END;
 
 COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
@@ -1321,13 +1336,13 @@ GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_claims, @ex
 	@extschema@.idem_stat_table, @extschema@.idem_metrics,
 	@extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
-	@extschema@.idem_stat_cleanup_counters(),
-	@extschema@.idem_stat_cleaning(),
-	@extschema@.idem_stat_launcher(),
-	@extschema@.idem_stat_claims_counters(),
-	@extschema@.idem_stat_scopes_counters(),
-	@extschema@.idem_unsettled_claims(),
-	@extschema@.idem_held_keys()
+	@extschema@.idem__stat_cleanup_counters(),
+	@extschema@.idem__stat_cleaning(),
+	@extschema@.idem__stat_launcher(),
+	@extschema@.idem__stat_claims_counters(),
+	@extschema@.idem__stat_scopes_counters(),
+	@extschema@.idem__unsettled_claims(),
+	@extschema@.idem__held_keys()
 TO pg_monitor;
 
 -- If it names no tablespace, it may stay empty.

@@ -46,7 +46,7 @@
  * a fence only locked the row, its node could crash, and the other nodes would commit
  * without it.
  *
- * Policy.  Each node has replicas of idem_scopes, idem_settings and idem_secret.  Functions that
+ * Policy.  Each node has replicas of idem_scopes, idem_settings and idem__secret.  Functions that
  * read nothing else read those of their node as plain tables, by name: Citus plans each of its
  * own statements anew, which takes longer than the rest of a claim.  The guard is a trigger of
  * each replica of idem_scopes, and waits for the claims of its node.  So guarded_since differs
@@ -68,7 +68,7 @@
  * that are.
  *
  * Rights.  A role gets exactly those rights on the other nodes that it has on the coordinator,
- * where distributing changes none.  idem_token_source and idem_token_blocks are for the owner
+ * where distributing changes none.  idem__token_source and idem_token_blocks are for the owner
  * alone.  Citus makes the functions on a new node by itself, where everybody may then call
  * them, and sends calls there without a look at the rights that the coordinator knows.  So the
  * functions do nothing on a node until idem_distribute() has admitted it, that is, has given it
@@ -419,7 +419,7 @@ BEGIN
 END
 $$;
 
--- Draws a block on the coordinator, the only node that has the row of idem_token_source.
+-- Draws a block on the coordinator, the only node that has the row of idem__token_source.
 CREATE FUNCTION @extschema@.idem__citus_draw_block()
 RETURNS int8
 LANGUAGE plpgsql
@@ -428,9 +428,9 @@ DECLARE
 	drawn int8;
 	sources int8;
 BEGIN
-	SELECT max(nextval('@extschema@.idem_token_seq')), count(*) INTO drawn, sources FROM @extschema@.idem_token_source;
+	SELECT max(nextval('@extschema@.idem_token_seq')), count(*) INTO drawn, sources FROM @extschema@.idem__token_source;
 	IF sources <> 1 THEN
-		PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "idem_token_source" has %s rows, not one', sources),
+		PERFORM @extschema@.idem__raise('55000', pg_catalog.format('table "idem__token_source" has %s rows, not one', sources),
 			'Leases draw their tokens from its only row. On the coordinator, DELETE its rows, and INSERT one with DEFAULT VALUES.');
 	END IF;
 	RETURN drawn;
@@ -665,7 +665,7 @@ $$;
 -- a table, but there the default privileges of the node apply, too, and everybody may call a
 -- new function.  So all rights are revoked, and granted again.  Citus sends REVOKE and GRANT to
 -- all nodes.  On this node the same rights remain; the owner becomes the grantor of all.
--- Nothing is granted again on idem_token_source and idem_token_blocks, which are made with the
+-- Nothing is granted again on idem__token_source and idem_token_blocks, which are made with the
 -- default privileges: otherwise a role without any right on idem could empty or lock them, and
 -- nobody could claim a lease.
 CREATE FUNCTION @extschema@.idem__citus_share_rights()
@@ -685,7 +685,7 @@ BEGIN
 			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner AND p.prokind = 'f'
 			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
 			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
-				'@extschema@.idem_secret', '@extschema@.idem_token_source', '@extschema@.idem_token_blocks',
+				'@extschema@.idem__secret', '@extschema@.idem__token_source', '@extschema@.idem_token_blocks',
 				'@extschema@.idem_token_seq', '@extschema@.idem_stat_cleanup', '@extschema@.idem_stat_table',
 				'@extschema@.idem_stat_scopes', '@extschema@.idem_metrics',
 				'@extschema@.idem_unsettled', '@extschema@.idem_holders']::regclass[])
@@ -705,7 +705,7 @@ BEGIN
 			ARRAY(SELECT format('GRANT %s ON %s TO %s%s', string_agg(g.privilege, ', '), o.name, g.role,
 					CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' END)
 				FROM granted AS g
-				WHERE g.name = o.name AND (o.relation IN ('@extschema@.idem_token_source'::regclass, '@extschema@.idem_token_blocks'::regclass)) IS NOT TRUE
+				WHERE g.name = o.name AND (o.relation IN ('@extschema@.idem__token_source'::regclass, '@extschema@.idem_token_blocks'::regclass)) IS NOT TRUE
 				GROUP BY g.role, g.is_grantable) AS grants
 		FROM objects AS o
 	LOOP
@@ -839,7 +839,7 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__claim_key(text, @extschema@.idem__key, bytea, timestamptz, interval, jsonb, boolean, boolean)
 		SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__claim_at_once(text, text, text, bytea, interval) SET citus.enable_ddl_propagation = off;
-	ALTER FUNCTION @extschema@.idem_scopes_guard() SET citus.enable_ddl_propagation = off;
+	ALTER FUNCTION @extschema@.idem__scopes_guard() SET citus.enable_ddl_propagation = off;
 	-- It reads pg_class, where Citus hides shards.
 	ALTER FUNCTION @extschema@.idem__local_check_sink(oid, name, text, int4, text, text, text) SET citus.override_table_visibility = off;
 	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
@@ -885,7 +885,7 @@ DECLARE
 	of_table text;
 	is_missing boolean;
 BEGIN
-	FOREACH of_table IN ARRAY ARRAY['idem_settings', 'idem_secret', 'idem_scopes'] LOOP
+	FOREACH of_table IN ARRAY ARRAY['idem_settings', 'idem__secret', 'idem_scopes'] LOOP
 		shared := '@extschema@.' || of_table;
 		CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = shared);
 		-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
@@ -893,7 +893,7 @@ BEGIN
 		IF of_table = 'idem_settings' THEN
 			DROP TRIGGER IF EXISTS idem_settings_replace ON @extschema@.idem_settings;
 		ELSIF of_table = 'idem_scopes' THEN
-			DROP TRIGGER IF EXISTS idem_scopes_guard ON @extschema@.idem_scopes;
+			DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
 		END IF;
 		PERFORM create_reference_table(shared), truncate_local_data_after_distributing_table(shared);
 		RETURN NEXT pg_catalog.format('%s: copied to all nodes', of_table);
@@ -908,7 +908,7 @@ BEGIN
 				'Have a superuser call replicate_reference_tables(), then call idem_distribute() again.');
 		END IF;
 		PERFORM replicate_reference_tables('block_writes');
-		RETURN NEXT 'idem_settings, idem_secret, idem_scopes: copied to new nodes';
+		RETURN NEXT 'idem_settings, idem__secret, idem_scopes: copied to new nodes';
 	END IF;
 END
 $$;
@@ -926,18 +926,18 @@ BEGIN
 	-- The default makes the sequence known to all nodes, which have to parse its name.
 	-- sql/idem-move.sql tells by this table that idem is distributed.
 	-- A superuser can distribute what belongs to another role; draws are made as that role.
-	IF to_regclass('@extschema@.idem_token_source') IS NULL THEN
+	IF to_regclass('@extschema@.idem__token_source') IS NULL THEN
 		-- So far the sequence has counted tokens; from now on, blocks.  The first block must be above
 		-- all tokens, but not above as many blocks: otherwise each way back to one server and to
 		-- the cluster again would make tokens longer by six digits, and they have at most 18.
 		PERFORM setval('@extschema@.idem_token_seq', t.last_value / 1000000 + 1) FROM @extschema@.idem_token_seq AS t;
-		CREATE TABLE @extschema@.idem_token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
-		INSERT INTO @extschema@.idem_token_source DEFAULT VALUES;
-		EXECUTE pg_catalog.format('ALTER TABLE %s.idem_token_source OWNER TO %s', '@extschema@', owner);
+		CREATE TABLE @extschema@.idem__token_source (token int8 PRIMARY KEY DEFAULT nextval('@extschema@.idem_token_seq'));
+		INSERT INTO @extschema@.idem__token_source DEFAULT VALUES;
+		EXECUTE pg_catalog.format('ALTER TABLE %s.idem__token_source OWNER TO %s', '@extschema@', owner);
 	END IF;
-	IF NOT EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem_token_source'::regclass) THEN
-		PERFORM citus_add_local_table_to_metadata('@extschema@.idem_token_source');
-		RETURN NEXT 'idem_token_source: made known to all nodes';
+	IF NOT EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = '@extschema@.idem__token_source'::regclass) THEN
+		PERFORM citus_add_local_table_to_metadata('@extschema@.idem__token_source');
+		RETURN NEXT 'idem__token_source: made known to all nodes';
 	END IF;
 
 	belongs := to_regclass('@extschema@.idem_token_blocks') IS NOT NULL;
@@ -981,7 +981,7 @@ BEGIN
 		definition := pg_get_functiondef(routine);
 		FOR replica IN
 			SELECT c.relname AS of_table, s.shardid FROM pg_dist_shard AS s JOIN pg_class AS c ON c.oid = s.logicalrelid
-			WHERE c.oid IN ('@extschema@.idem_settings'::regclass, '@extschema@.idem_scopes'::regclass, '@extschema@.idem_secret'::regclass)
+			WHERE c.oid IN ('@extschema@.idem_settings'::regclass, '@extschema@.idem_scopes'::regclass, '@extschema@.idem__secret'::regclass)
 		LOOP
 			definition := regexp_replace(definition, pg_catalog.format('[.]%s(_[0-9]+)? AS ', replica.of_table),
 				pg_catalog.format('.%s_%s AS ', replica.of_table, replica.shardid), 'g');
@@ -1064,11 +1064,11 @@ BEGIN
 	RETURN NEXT pg_catalog.format('rights: made equal on %s nodes', cardinality(groups));
 	-- Citus calls triggers of replicas unsafe, since they could write to other nodes; this
 	-- one writes nothing.
-	IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = '@extschema@.idem_scopes'::regclass AND t.tgname = 'idem_scopes_guard') THEN
+	IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = '@extschema@.idem_scopes'::regclass AND t.tgname = 'idem__scopes_guard') THEN
 		PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
-		CREATE TRIGGER idem_scopes_guard
+		CREATE TRIGGER idem__scopes_guard
 		BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
-		FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+		FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 		PERFORM set_config('citus.enable_unsafe_triggers', 'off', true);
 	END IF;
 END

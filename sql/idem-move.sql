@@ -100,7 +100,7 @@ BEGIN
 		RAISE EXCEPTION 'idem is installed as % already', target
 			USING ERRCODE = 'duplicate_object', HINT = 'Its next version: ALTER EXTENSION idem UPDATE.';
 	ELSIF EXISTS (SELECT FROM pg_class AS t JOIN pg_class AS c ON c.relnamespace = t.relnamespace AND c.relowner = t.relowner
-			WHERE t.relname = 'idem_token_source' AND c.relname = 'idem_claims'
+			WHERE t.relname = 'idem__token_source' AND c.relname = 'idem_claims'
 				AND t.relnamespace = quote_ident(schema_name)::regnamespace) THEN
 		RAISE EXCEPTION 'idem is distributed over a cluster'
 			USING ERRCODE = 'feature_not_supported',
@@ -243,12 +243,12 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 -- here; the lists name the objects of both editions.
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
-		VALUES ('app', ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
+		VALUES ('app', ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem_cleanup_step', 'idem_stat_reset', 'idem_stat_cleanup_counters', 'idem_stat_claims_counters',
-				'idem_stat_cleaning', 'idem_stat_launcher', 'idem_stat_scopes_counters', 'idem_stat_scope_shares', 'idem_unsettled_claims',
-				'idem_held_keys', 'idem_start_worker'])),
+				'idem_cleanup_all', 'idem__cleanup_step', 'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_claims_counters',
+				'idem__stat_cleaning', 'idem__stat_launcher', 'idem__stat_scopes_counters', 'idem__stat_scope_shares', 'idem__unsettled_claims',
+				'idem__held_keys', 'idem_start_worker'])),
 	set_tables (privileges, name, privilege, columns) AS (
 		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
 				'fingerprint', 'result', 'progress']),
@@ -302,7 +302,8 @@ BEGIN
 	DROP VIEW IF EXISTS @extschema@.idem_stat_scopes, @extschema@.idem_stat_table;	-- not in the first versions
 	DROP VIEW @extschema@.idem_stat_cleanup;
 	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
-	DROP TRIGGER idem_scopes_guard ON @extschema@.idem_scopes;
+	DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
+	DROP TRIGGER IF EXISTS idem_scopes_guard ON @extschema@.idem_scopes;		-- of earlier versions
 	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
 	-- One command, so that functions that depend on each other are dropped together.
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
@@ -310,14 +311,14 @@ BEGIN
 	WHERE p.pronamespace = '@extschema@'::regnamespace
 		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
-			'idem_call', 'idem_call_settle',
+			'idem_call', 'idem_call_settle', 'idem_cleanup_step', 'idem_scopes_guard', 'idem_stat_scope_shares',		-- of earlier versions too
 			'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
-			'idem_cleanup', 'idem_cleanup_step', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_scopes_guard',
-			'idem_distribute', 'idem_skip_duplicates', 'idem_stat_scope_shares'));
+			'idem_cleanup', 'idem_cleanup_all', 'idem_grant', 'idem_revoke',
+			'idem_distribute', 'idem_skip_duplicates'));
 	EXECUTE 'DROP ROUTINE ' || names;
 	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches;
-	DROP TABLE IF EXISTS @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version
+	DROP TABLE IF EXISTS @extschema@.idem__secret, @extschema@.idem__lease_locks, @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version
 	DROP SEQUENCE @extschema@.idem_token_seq;
 	-- One command again.  Which internal types there are differs between versions.
 	SELECT string_agg(t.oid::regtype::text, ', ') INTO names
@@ -410,13 +411,13 @@ DECLARE
 	stays_portable constant boolean := 'idem' NOT IN (current_setting('idem_move.source'), current_setting('idem_move.to'));
 BEGIN
 	IF stays_portable THEN		-- The guard would set guarded_since.
-		ALTER TABLE @extschema@.idem_scopes DISABLE TRIGGER idem_scopes_guard;
+		ALTER TABLE @extschema@.idem_scopes DISABLE TRIGGER idem__scopes_guard;
 	END IF;
 	INSERT INTO @extschema@.idem_scopes (scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes, guarded_since)
 		SELECT p.scope, p.ttl, p.lease, p.lease_max, p.failed, p.lapsed, p.expired, p.key_time, p.result_max_bytes, p.guarded_since
 		FROM pg_temp.idem_moved_scopes AS p;
 	IF stays_portable THEN
-		ALTER TABLE @extschema@.idem_scopes ENABLE TRIGGER idem_scopes_guard;
+		ALTER TABLE @extschema@.idem_scopes ENABLE TRIGGER idem__scopes_guard;
 	END IF;
 END
 $block$;
@@ -455,7 +456,7 @@ BEGIN
 		-- No WARNING for a right that idem_grant() gives an operator in one edition only, nor for
 		-- the part of idem_call() that only the portable edition needs.
 		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(stat_|metrics|settings|unsettled_claims|held_keys|start_worker)')
-			AND moved.name <> 'idem_call_settle' THEN
+			AND moved.name <> 'idem__call_settle' THEN
 			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
 				USING HINT = 'The other edition does not have it, or you cannot grant it there.';
 		END IF;

@@ -494,7 +494,7 @@ $$;
 --
 -- The trigger runs with the rights of the role that changes the row, so it calls none of
 -- our functions.
-CREATE FUNCTION @extschema@.idem_scopes_guard()
+CREATE FUNCTION @extschema@.idem__scopes_guard()
 RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -516,7 +516,7 @@ BEGIN
 	IF TG_RELID <> '@extschema@.idem_scopes'::regclass AND NOT EXISTS (
 			SELECT FROM pg_type AS t JOIN pg_type AS s ON s.typnamespace = t.typnamespace AND s.typowner = t.typowner
 			WHERE t.typrelid = '@extschema@.idem_scopes'::regclass AND s.typrelid = TG_RELID AND s.typname ~ '^idem_scopes_[0-9]+$') THEN
-		RAISE EXCEPTION 'idem_scopes_guard() is the trigger of idem_scopes'
+		RAISE EXCEPTION 'idem__scopes_guard() is the trigger of idem_scopes'
 			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
 	END IF;
 	IF bad IS NOT NULL THEN
@@ -553,12 +553,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
+COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
 
 -- Not ENABLE ALWAYS: a subscriber must keep the guarded_since of its publisher.
-CREATE TRIGGER idem_scopes_guard
+CREATE TRIGGER idem__scopes_guard
 BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
-FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scopes_guard();
+FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 
 -- ----- keys and arguments -----
 
@@ -884,14 +884,14 @@ $$;
 -- was completed without one, have idem_status() say "claimed" again, or make idem_result()
 -- return the result of an earlier claim call.
 
-CREATE TABLE @extschema@.idem_secret (
+CREATE TABLE @extschema@.idem__secret (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	secret bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
 ) USING heap WITH (parallel_workers = 0);
 
-INSERT INTO @extschema@.idem_secret DEFAULT VALUES;
+INSERT INTO @extschema@.idem__secret DEFAULT VALUES;
 
-COMMENT ON TABLE @extschema@.idem_secret IS 'signs what a transaction remembers of its claims; nobody but the owner may read it';
+COMMENT ON TABLE @extschema@.idem__secret IS 'signs what a transaction remembers of its claims; nobody but the owner may read it';
 
 -- (The secret in front and half of the hash is as good as HMAC here: nobody can continue a hash
 -- of which he knows a half.  This function and the next one are single expressions, which
@@ -986,7 +986,7 @@ DECLARE
 	secret bytea;
 	note text;
 BEGIN
-	SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+	SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
 	note := @extschema@.idem__signed(secret, value);
 	PERFORM @extschema@.idem__note('-', note);
 END
@@ -1133,7 +1133,7 @@ BEGIN
 		SELECT 'claimed ' || @extschema@.idem__held_text(r.key) || E'\n' || coalesce(r.result::text, '')
 		INTO answer FROM @extschema@.idem__row_of_note(split_part(note, E'\t', 2)) AS r;
 	ELSIF length(note) > 32 AND substr(split_part(note, ' ', 1), 33) IN ('', pg_current_xact_id_if_assigned()::text) THEN
-		SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+		SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
 		answer := CASE WHEN left(note, 32) = @extschema@.idem__signature(secret, substr(note, 33))
 			THEN substr(note, strpos(note, ' ') + 1) END;
 	END IF;
@@ -1176,7 +1176,7 @@ BEGIN
 	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
 	value := @extschema@.idem__latest() || E'\ndropped';
 	IF split_part(value, E'\n', 1) = 'claimed ' || held THEN
-		SELECT s.secret INTO secret FROM @extschema@.idem_secret AS s;
+		SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
 		note := @extschema@.idem__signed(secret, value);
 		PERFORM @extschema@.idem__note('-', note);
 	END IF;
@@ -1371,7 +1371,7 @@ LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
 
 -- Has a row for a moment for each lease that is being claimed.
-CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
+CREATE UNLOGGED TABLE @extschema@.idem__lease_locks (
 	key_sha256 bytea PRIMARY KEY
 ) USING heap WITH (
 	autovacuum_vacuum_scale_factor = 0,
@@ -1380,7 +1380,7 @@ CREATE UNLOGGED TABLE @extschema@.idem_lease_locks (
 	autovacuum_vacuum_cost_delay = 0
 );
 
-COMMENT ON TABLE @extschema@.idem_lease_locks IS 'orders the claims of a lease; no row in it is ever committed';
+COMMENT ON TABLE @extschema@.idem__lease_locks IS 'orders the claims of a lease; no row in it is ever committed';
 
 -- Locks the key for leases until the transaction ends, or the subtransaction is rolled back.
 -- Inserts the hash of the key into a table that only we can write: another claim of a lease
@@ -1397,10 +1397,10 @@ DECLARE
 	inserted tid;
 BEGIN
 	-- (Sessions that still run an earlier version take the same lock: do not change what is hashed.)
-	INSERT INTO @extschema@.idem_lease_locks AS l (key_sha256)
+	INSERT INTO @extschema@.idem__lease_locks AS l (key_sha256)
 	VALUES (sha256(convert_to(jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text, getdatabaseencoding())))
 	ON CONFLICT (key_sha256) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
-	DELETE FROM @extschema@.idem_lease_locks AS l WHERE l.ctid = inserted;
+	DELETE FROM @extschema@.idem__lease_locks AS l WHERE l.ctid = inserted;
 END
 $$;
 
@@ -1509,7 +1509,7 @@ $$;
  * then once more with it.  If there is a row already, it starts without the lock: otherwise
  * followers of a lease would block each other.
  *
- * The lock on idem_scopes orders claims with changes of a promise (idem_scopes_guard()).  A
+ * The lock on idem_scopes orders claims with changes of a promise (idem__scopes_guard()).  A
  * claim takes it before it re-checks its policy, and holds it until the transaction ends;
  * every other answer takes none.  No claim waits for this lock while it has a row, or for a
  * row while it has this lock: otherwise two transactions could take the two in opposite
@@ -1937,7 +1937,7 @@ $$;
  *	 of all tables of a statement before its snapshot.  A WITH query that nothing refers to is
  *	 never executed, but FOR KEY SHARE in it has the server take ROW SHARE on idem_scopes.
  *	 (LOCK TABLE does the same, at several times the cost.)  So the insert sees every change of
- *	 a promise that has committed, and idem_scopes_guard() holds the next one back until this
+ *	 a promise that has committed, and idem__scopes_guard() holds the next one back until this
  *	 transaction ends.  A change of policy that makes no new promise is not ordered with claims.
  * - "completed" needs a completed row that the snapshot sees and whose xmax is 0.  Nobody had
  *	 begun to update, delete or lock it when we looked: so it was the latest version, and no
@@ -2011,7 +2011,7 @@ BEGIN
 			note := '+' || note || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text;
 		ELSIF is_plain THEN
 			SELECT s.secret INTO secret
-			FROM @extschema@.idem_secret AS s, @extschema@.idem_settings AS d
+			FROM @extschema@.idem__secret AS s, @extschema@.idem_settings AS d
 				LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any'
 				ELSE p.key_time = 'any' AND (p.expired = 'protect' OR idem__claim_at_once.expires_at > clock_timestamp()) END;
@@ -2721,7 +2721,7 @@ BEGIN
 			AND @extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until);
 		IF NOT FOUND THEN
 			PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
-				'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
+				'Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.', key);
 		END IF;
 	END IF;
 
@@ -3353,7 +3353,7 @@ COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many sessions wait fo
 -- unless the function that ran has done so; makes idem_status() and idem_result() speak of
 -- this call again; and returns what is stored.  It does so only for a request that this
 -- transaction has claimed.
-CREATE FUNCTION @extschema@.idem_call_settle(user_id text, request_id text, result jsonb, scope text)
+CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
@@ -3373,7 +3373,7 @@ BEGIN
 		AND @extschema@.idem__is_ours(c.xmin);
 	IF NOT FOUND THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
-			'Settle a request in the transaction that claimed it, or pass the token of its lease.', key);
+			'Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.', key);
 	END IF;
 	PERFORM @extschema@.idem__note_answer(@extschema@.idem__held_text(key),
 		CASE stored.state WHEN 'failed' THEN 'failed' ELSE 'claimed' END, stored.result);
@@ -3381,7 +3381,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_call_settle(text, text, jsonb, text) IS
+COMMENT ON FUNCTION @extschema@.idem__call_settle(text, text, jsonb, text) IS
 'for idem_call(): settles the request after the run, and returns what is stored';
 
 -- It runs with the caller's rights and search_path, as the function that it calls must.  So
@@ -3549,7 +3549,7 @@ BEGIN
 	ELSE
 		EXECUTE pg_catalog.concat('SELECT pg_catalog.to_jsonb(', run, ')', source) INTO result USING arguments;
 	END IF;
-	RETURN @extschema@.idem_call_settle(user_id, request_id, result, scope);
+	RETURN @extschema@.idem__call_settle(user_id, request_id, result, scope);
 END
 $$;
 
@@ -3641,7 +3641,7 @@ $$;
 
 -- One batch of idem_cleanup_all().  A caller can pass any cutoff.  One in the future would
 -- remove claims before they expire, so it counts as now.
-CREATE FUNCTION @extschema@.idem_cleanup_step(
+CREATE FUNCTION @extschema@.idem__cleanup_step(
 	batch_size int4, start timestamptz, expired_before timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -3664,7 +3664,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_cleanup_step(int4, timestamptz, timestamptz) IS
+COMMENT ON FUNCTION @extschema@.idem__cleanup_step(int4, timestamptz, timestamptz) IS
 'for idem_cleanup_all(): one batch, from one low-water mark to the next';
 
 CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL)
@@ -3674,7 +3674,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN (@extschema@.idem_cleanup_step(batch_size, NULL::timestamptz, NULL::timestamptz)).rows_deleted;
+	RETURN (@extschema@.idem__cleanup_step(batch_size, NULL::timestamptz, NULL::timestamptz)).rows_deleted;
 END
 $$;
 
@@ -3710,7 +3710,7 @@ BEGIN
 	END;
 	WHILE more LOOP
 		SELECT step.more, step.next_start INTO more, start
-		FROM @extschema@.idem_cleanup_step(batch_size, start, expired_before) AS step;
+		FROM @extschema@.idem__cleanup_step(batch_size, start, expired_before) AS step;
 		COMMIT;
 	END LOOP;
 END
@@ -3814,7 +3814,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transac
 
 -- The shares of the most common scopes, from the sample that ANALYZE takes.  It runs as idem's
 -- owner, because pg_stats shows a column only to roles that may read it.
-CREATE FUNCTION @extschema@.idem_stat_scope_shares(OUT scope text, OUT share float8)
+CREATE FUNCTION @extschema@.idem__stat_scope_shares(OUT scope text, OUT share float8)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 32
 SECURITY DEFINER
@@ -3832,11 +3832,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_stat_scope_shares() IS
+COMMENT ON FUNCTION @extschema@.idem__stat_scope_shares() IS
 'for the view idem_stat_scopes: which part of the claims each of the most common scopes has';
 
 CREATE VIEW @extschema@.idem_stat_scopes AS
-	WITH common AS MATERIALIZED (SELECT k.scope, k.share FROM @extschema@.idem_stat_scope_shares() AS k)
+	WITH common AS MATERIALIZED (SELECT k.scope, k.share FROM @extschema@.idem__stat_scope_shares() AS k)
 	SELECT c.scope, (c.share * t.claims)::int8 AS claims
 	FROM (SELECT k.scope, k.share FROM common AS k
 			UNION ALL SELECT NULL, greatest(1 - coalesce(sum(k.share), 0), 0) FROM common AS k) AS c (scope, share),
@@ -3907,7 +3907,7 @@ CREATE VIEW @extschema@.idem_metrics AS
 	WHERE m.value IS NOT NULL
 		-- On Citus the table of this node is empty, see sql/idem-citus.sql: its size says nothing.
 		AND NOT ((m.name ^@ 'idempotency_claims' OR m.name = 'idempotency_scope_claims')
-			AND to_regclass('@extschema@.idem_token_source') IS NOT NULL);
+			AND to_regclass('@extschema@.idem__token_source') IS NOT NULL);
 
 COMMENT ON VIEW @extschema@.idem_metrics IS
 'what is known of this database without counting claims, as samples of Prometheus metrics; durations in seconds';
@@ -3966,13 +3966,13 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	app constant text[] := ARRAY['idem_call', 'idem_call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
-		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem_cleanup_step',
-		'idem_stat_scope_shares'];
+		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step',
+		'idem__stat_scope_shares'];
 	-- all but guarded_since, which the trigger sets
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	-- all but the token, which only its holder may know
@@ -4065,7 +4065,7 @@ BEGIN
 	END LOOP;
 	GRANT SELECT ON @extschema@.idem_stat_cleanup, @extschema@.idem_stat_table, @extschema@.idem_stat_scopes,
 		@extschema@.idem_metrics, @extschema@.idem_unsettled, @extschema@.idem_holders TO pg_monitor;
-	GRANT EXECUTE ON FUNCTION @extschema@.idem_stat_scope_shares() TO pg_monitor;
+	GRANT EXECUTE ON FUNCTION @extschema@.idem__stat_scope_shares() TO pg_monitor;
 
 	IF EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = '@extschema@.idem_claims'::regclass
 			AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e') THEN

@@ -87,8 +87,8 @@ BEGIN
 			UNION ALL
 			SELECT p.tableoid, p.oid, p.oid::regprocedure::text, p.proowner, false FROM pg_proc AS p
 			WHERE p.pronamespace = claims.schema AND p.pronargs = 0
-				AND p.proname IN ('idem_stat_cleanup_counters', 'idem_stat_claims_counters', 'idem_stat_scopes_counters',
-					'idem_stat_cleaning', 'idem_stat_launcher', 'idem_stat_scope_shares')) AS o (catalog, oid, name, owner, is_view)
+				AND p.proname IN ('idem__stat_cleanup_counters', 'idem__stat_claims_counters', 'idem__stat_scopes_counters',
+					'idem__stat_cleaning', 'idem__stat_launcher', 'idem__stat_scope_shares')) AS o (catalog, oid, name, owner, is_view)
 	LOOP
 		IF NOT object.is_ours THEN
 			RAISE EXCEPTION '% is not an object of idem', object.name

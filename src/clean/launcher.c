@@ -118,7 +118,7 @@ static bool cares_for_all = false;
 static int	running_workers = 0;
 static TimestampTz no_slot_reported_at = DT_NOBEGIN;
 
-PG_FUNCTION_INFO_V1(idem_stat_cleaning);
+PG_FUNCTION_INFO_V1(idem__stat_cleaning);
 
 static void
 init_background_worker(BackgroundWorker *worker, const char *function,
@@ -181,12 +181,12 @@ idem_launcher_names_database(void)
 }
 
 /*
- * idem_stat_cleaning(): whether workers clean this database, and why not, for the views and
+ * idem__stat_cleaning(): whether workers clean this database, and why not, for the views and
  * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
  * reload, and nothing of what the launcher knows.
  */
 Datum
-idem_stat_cleaning(PG_FUNCTION_ARGS)
+idem__stat_cleaning(PG_FUNCTION_ARGS)
 {
 	const char *refusal = NULL;
 	bool		is_shared = idem_shared_use();

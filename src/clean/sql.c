@@ -20,7 +20,7 @@
 #include "store/catalog.h"
 
 PG_FUNCTION_INFO_V1(idem_cleanup);
-PG_FUNCTION_INFO_V1(idem_cleanup_step);
+PG_FUNCTION_INFO_V1(idem__cleanup_step);
 
 /* The argument batch_size; NULL: the setting */
 static int
@@ -77,12 +77,12 @@ idem_cleanup(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_cleanup_step(batch_size, start, expired_before): one batch of idem_cleanup_all(),
+ * idem__cleanup_step(batch_size, start, expired_before): one batch of idem_cleanup_all(),
  * which passes the mark from one batch to the next.  expired_before is the caller's, but no
  * later than now: otherwise a caller could remove a claim before it has expired.
  */
 Datum
-idem_cleanup_step(PG_FUNCTION_ARGS)
+idem__cleanup_step(PG_FUNCTION_ARGS)
 {
 	IdemCleanupOrder order = {
 		.start = PG_ARGISNULL(1) ? DT_NOBEGIN : PG_GETARG_TIMESTAMPTZ(1),

@@ -418,7 +418,7 @@ refuse_second_place(const IdemClaimCall *call, const IdemClaimAnswer *answer)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("request is claimed twice by one statement"),
 				 idem_errdetail_key(&call->key),
-				 errhint("An expression is evaluated again if its row was changed meanwhile, and (f()).* calls f once for each column. Find and lock the rows first, then claim them one by one in a loop; call idem_try_claim() in FROM.")));
+				 errhint("Write SELECT * FROM idem_try_claim(...): (f()).* calls f once for each column. A subquery of UPDATE is evaluated again if the row was changed meanwhile: lock the rows first, then claim them one by one in a loop.")));
 }
 
 /* ours: this transaction already held the key. */

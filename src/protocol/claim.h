@@ -88,4 +88,8 @@ extern void idem_claim_end(IdemClaimCall *call);
  */
 extern bool idem_claim_marker(const IdemKey *key, const char *command);
 
+/* SQL functions, for ids.c */
+extern Datum idem_try_claim(PG_FUNCTION_ARGS);
+extern Datum idem_lease(PG_FUNCTION_ARGS);
+
 #endif							/* IDEM_PROTOCOL_CLAIM_H */

@@ -11,8 +11,8 @@
  *
  * Evaluated once are: RETURNING, a function in FROM, a WITH query, and a subquery that does
  * not refer to the row.  What the planner cannot see, such as a subquery that refers to the
- * row, is refused when it claims the second time: see idem_held_is_claimed_elsewhere().  A
- * claim inside a function in PL/pgSQL is not found by either.
+ * row, is refused when it claims the second time: see idem_held_is_claimed_elsewhere().
+ * Neither finds a claim inside a function that is not inlined, such as one in PL/pgSQL.
  */
 #include "postgres.h"
 
@@ -37,13 +37,16 @@ calls_claim(Node *node, void *support)
 	return expression_tree_walker(node, calls_claim, support);
 }
 
-/* A claim that is neither in RETURNING nor in FROM is in an expression that is evaluated
- * again, or comes from a function in SQL that was inlined there. */
+/* A claim that is in none of these places comes from a function in SQL that was inlined. */
 static bool
 is_evaluated_once(const Query *query, RegProcedure support)
 {
 	ListCell   *cell;
 
+	if (calls_claim((Node *) query->targetList, &support) ||
+		calls_claim((Node *) query->jointree, &support) ||
+		calls_claim((Node *) query->mergeActionList, &support))
+		return false;
 	if (calls_claim((Node *) query->returningList, &support))
 		return true;
 	foreach(cell, query->rtable)

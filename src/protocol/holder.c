@@ -219,7 +219,7 @@ idem_find_row_of_holder(IdemHolder *holder)
 		if (!idem_store_find_ours(&holder->key, &holder->found))
 			idem_raise_lost(&holder->key,
 							"request is not held by this transaction",
-							"Settle a request in the transaction that claimed it, or pass the token of its lease.");
+							"Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.");
 	}
 	else if (!idem_find_row(holder))
 		idem_raise_no_request(&holder->key);

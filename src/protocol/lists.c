@@ -42,7 +42,7 @@ enum
 	COLUMN_LAST
 };
 
-/* Columns of idem_held_keys() */
+/* Columns of idem__held_keys() */
 enum
 {
 	HELD_SCOPE = 1,
@@ -57,8 +57,8 @@ enum
 };
 
 PG_FUNCTION_INFO_V1(idem_lapsed);
-PG_FUNCTION_INFO_V1(idem_unsettled_claims);
-PG_FUNCTION_INFO_V1(idem_held_keys);
+PG_FUNCTION_INFO_V1(idem__unsettled_claims);
+PG_FUNCTION_INFO_V1(idem__held_keys);
 
 /* What a claim would find */
 typedef enum Status
@@ -231,12 +231,12 @@ idem_lapsed(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_unsettled_claims() -> setof (scope, user_id, request_id, status, lease_until, expires_at)
+ * idem__unsettled_claims() -> setof (scope, user_id, request_id, status, lease_until, expires_at)
  *
  * For the view idem_unsettled, which sorts them.
  */
 Datum
-idem_unsettled_claims(PG_FUNCTION_ARGS)
+idem__unsettled_claims(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TimestampTz now = GetCurrentTimestamp();
@@ -313,13 +313,13 @@ put_leases(ReturnSetInfo *rsinfo, int nwaiters)
 }
 
 /*
- * idem_held_keys() -> setof (scope, user_id, request_id, pid, gid, since, lease_until, waiters)
+ * idem__held_keys() -> setof (scope, user_id, request_id, pid, gid, since, lease_until, waiters)
  *
  * For the view idem_holders, which makes one row of those of a key: one for its lease, with no
  * waiter, and one for each waiter.
  */
 Datum
-idem_held_keys(PG_FUNCTION_ARGS)
+idem__held_keys(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemWaiter *waiters;

@@ -41,7 +41,9 @@ extern bool idem_held_is_unsettled(const IdemKey *key);
  * settled it.  A place is the FmgrInfo of the call: each call that is written in a statement
  * has its own, and so has its copy that the server evaluates when a row was changed
  * (EvalPlanQual).  A statement is a command id of the active snapshot: a function that is not
- * inlined runs statements of its own.
+ * inlined runs statements of its own.  Cursors that are open at the same time can share it with
+ * another statement, and so do the statements of a STABLE function: then a second claim is
+ * refused that would have been answered "completed".
  */
 extern bool idem_held_is_claimed_elsewhere(const IdemKey *key,
 										   const FmgrInfo *place);

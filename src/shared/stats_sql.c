@@ -25,10 +25,10 @@
 #include "shared/scope_stats.h"
 #include "shared/stats.h"
 
-PG_FUNCTION_INFO_V1(idem_stat_cleanup_counters);
-PG_FUNCTION_INFO_V1(idem_stat_claims_counters);
-PG_FUNCTION_INFO_V1(idem_stat_scopes_counters);
-PG_FUNCTION_INFO_V1(idem_stat_launcher);
+PG_FUNCTION_INFO_V1(idem__stat_cleanup_counters);
+PG_FUNCTION_INFO_V1(idem__stat_claims_counters);
+PG_FUNCTION_INFO_V1(idem__stat_scopes_counters);
+PG_FUNCTION_INFO_V1(idem__stat_launcher);
 PG_FUNCTION_INFO_V1(idem_stat_reset);
 
 /* How long the oldest expired claim has been expired; 0: none has expired. */
@@ -77,9 +77,9 @@ shared_memory(void)
 		"made on demand: idem is not in shared_preload_libraries";
 }
 
-/* idem_stat_cleanup_counters() */
+/* idem__stat_cleanup_counters() */
 Datum
-idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
+idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 {
 	enum
 	{
@@ -143,9 +143,9 @@ idem_stat_cleanup_counters(PG_FUNCTION_ARGS)
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }
 
-/* idem_stat_claims_counters(): the counters of claims in their order, then stats_reset */
+/* idem__stat_claims_counters(): the counters of claims in their order, then stats_reset */
 Datum
-idem_stat_claims_counters(PG_FUNCTION_ARGS)
+idem__stat_claims_counters(PG_FUNCTION_ARGS)
 {
 	enum
 	{
@@ -171,11 +171,11 @@ idem_stat_claims_counters(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_stat_scopes_counters(): a row for each scope that is counted by itself, and one
+ * idem__stat_scopes_counters(): a row for each scope that is counted by itself, and one
  * without a scope for all others
  */
 Datum
-idem_stat_scopes_counters(PG_FUNCTION_ARGS)
+idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 {
 	enum
 	{
@@ -205,11 +205,11 @@ idem_stat_scopes_counters(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_stat_launcher(): the pid of the launcher; NULL: there is none.  From the processes that
+ * idem__stat_launcher(): the pid of the launcher; NULL: there is none.  From the processes that
  * run, not from shared memory: a launcher that was killed leaves nothing behind there.
  */
 Datum
-idem_stat_launcher(PG_FUNCTION_ARGS)
+idem__stat_launcher(PG_FUNCTION_ARGS)
 {
 	int			launcher_pid = 0;
 

@@ -95,6 +95,10 @@ static Oid	locked_key_index = InvalidOid;
 static Oid	locked_tokens = InvalidOid;
 static bool has_written = false;
 
+/* The same before it has written: the indexes and the sequence, once for each time; in
+ * TopTransactionContext */
+static List *locked_parts = NIL;
+
 /* The relation whose lock idem_store_prepare_write() did not get */
 static Oid	refused_relation = InvalidOid;
 
@@ -475,15 +479,32 @@ idem_store_open(const char *command)
 void
 idem_store_step_back(void)
 {
+	ListCell   *cell;
+
 	if (has_written)
 		return;
 	Assert(the_store == NULL || !the_store->in_use);
 	if (the_store != NULL)
 		release_store();
+	foreach(cell, locked_parts)
+		idem_relation_unlock(lfirst_oid(cell), RowExclusiveLock);
+	list_free(locked_parts);
+	locked_parts = NIL;
+	locked_tokens = InvalidOid;
 	if (OidIsValid(locked_key_index))
 		unlock_for_transaction(&locked_key_index);
 	if (OidIsValid(locked_claims))
 		unlock_for_transaction(&locked_claims);
+}
+
+static void
+note_locked_part(Oid relid)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+
+	if (!has_written)
+		locked_parts = lappend_oid(locked_parts, relid);
+	MemoryContextSwitchTo(caller);
 }
 
 /* False: with dont_wait, if others have a lock that conflicts. */
@@ -501,6 +522,7 @@ lock_to_write(Oid relid, bool dont_wait)
 		refused_relation = relid;
 		return false;
 	}
+	note_locked_part(relid);
 	return true;
 }
 
@@ -627,14 +649,12 @@ lock_tokens(void)
 	return true;
 }
 
-/* It counts as written from here on: so what is locked stays locked. */
 bool
 idem_store_prepare_write(bool is_lease)
 {
 	IdemStore  *store = idem_store_use();
 	bool		is_ready;
 
-	has_written = true;
 	is_ready = (store->nkept_indexes > 0 || open_indexes(store, true)) &&
 		(!is_lease || (open_unsettled_index(store, true) && lock_tokens()));
 	idem_store_done(store);
@@ -649,6 +669,7 @@ idem_store_wait_lock(SubTransactionId subtransaction)
 	Oid			locked = InvalidOid;
 
 	lock_for_transaction(&locked, refused_relation);
+	note_locked_part(refused_relation);
 }
 
 IdemStore *
@@ -696,6 +717,7 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 			the_store = NULL;
 			locked_claims = locked_key_index = locked_tokens = InvalidOid;
+			locked_parts = NIL;
 			has_written = false;
 			break;
 		default:

@@ -7,11 +7,11 @@
  * C: they run with the rights of the role that edits the table, look up no name, and
  * refuse any other table that they are attached to.
  *
- * idem_scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
+ * idem__scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
  * refuses lengths that cannot be promised, and makes all sessions read the table again
  * (policy.c).
  *
- * idem_scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
+ * idem__scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
  * is new if its own time lies within the ttl, because a claim of it would still be
  * remembered.  That conclusion is wrong for keys whose claims may have had a shorter ttl:
  * claims from before uuidv7 was switched on, from before the ttl grew, or from a time when
@@ -61,8 +61,8 @@ static const Oid column_types[Natts_scopes] = {
 	TEXTOID, INT4OID, TIMESTAMPTZOID
 };
 
-PG_FUNCTION_INFO_V1(idem_scopes_changed);
-PG_FUNCTION_INFO_V1(idem_scopes_guard);
+PG_FUNCTION_INFO_V1(idem__scopes_changed);
+PG_FUNCTION_INFO_V1(idem__scopes_guard);
 
 /* ----- layout ----- */
 
@@ -269,14 +269,14 @@ check_ttl_of_timed_keys(TriggerData *trigger, HeapTuple row)
 
 /* Before a row changes, and before TRUNCATE */
 Datum
-idem_scopes_changed(PG_FUNCTION_ARGS)
+idem__scopes_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_changed()");
+	TriggerData *trigger = called_before_change(fcinfo, "idem__scopes_changed()");
 	HeapTuple	row;
 
 	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event) !=
 		TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
-		refuse_trigger("idem_scopes_changed()");
+		refuse_trigger("idem__scopes_changed()");
 	CacheInvalidateRelcache(trigger->tg_relation);
 
 	if (TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
@@ -333,7 +333,7 @@ lock_out_claims(TriggerData *trigger, HeapTuple row)
 	AtEOXact_GUC(true, nest_level);
 }
 
-/* NULL only where the trigger of idem_scopes_changed() is disabled: a CHECK constraint then
+/* NULL only where the trigger of idem__scopes_changed() is disabled: a CHECK constraint then
  * refuses the row. */
 static int64
 ttl_us(TriggerData *trigger, HeapTuple row)
@@ -359,9 +359,9 @@ makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
  * restored dump sets it.
  */
 Datum
-idem_scopes_guard(PG_FUNCTION_ARGS)
+idem__scopes_guard(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = called_before_change(fcinfo, "idem_scopes_guard()");
+	TriggerData *trigger = called_before_change(fcinfo, "idem__scopes_guard()");
 	HeapTuple	was = NULL;
 	HeapTuple	becomes = trigger->tg_trigtuple;
 	int			attnum = Anum_scopes_guarded_since;
@@ -370,7 +370,7 @@ idem_scopes_guard(PG_FUNCTION_ARGS)
 
 	if (!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
 		TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
-		refuse_trigger("idem_scopes_guard()");
+		refuse_trigger("idem__scopes_guard()");
 	check_layout(trigger->tg_relation);
 	if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
 	{

@@ -40,7 +40,7 @@ FUNCTIONS = {
     ('holder.c', 'idem_find_row'): RACE,
     ('launcher.c', 'idem_launcher_start'): NEW,
     ('launcher.c', 'idem_launcher_main'): NEW,
-    ('launcher.c', 'idem_stat_cleaning'): NEW,
+    ('launcher.c', 'idem__stat_cleaning'): NEW,
     ('launcher.c', 'list_database'): NEW,
     ('policy.c', 'idem_policy_promise'): RACE,
     ('rescan.c', 'rescan_age_us'): CLOCK,

@@ -11,6 +11,8 @@ SELECT (idem_try_claim('u', '1')).*;
 SELECT (idem_lease('u', '1', lease => '1 h')).*;
 SELECT idem_claim('u', '1'), idem_claim('u', '1');
 SELECT idem_claim('u', '1') UNION ALL SELECT idem_claim('u', '1');
+SELECT (idem_try_claim('u', '0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01'::uuid)).*;
+SELECT (idem_lease(7, '1', '1 h')).*;
 -- a mismatch is told as one
 SELECT idem_claim('u', '1', '', '\x01'), idem_claim('u', '1', '', '\x02');
 SELECT count(*) FROM idem_claims;
@@ -32,6 +34,7 @@ BEGIN;
 SELECT idem_claim('u', '11');
 SELECT idem_claim('u', '11');
 DO $$ BEGIN FOR i IN 1..2 LOOP RAISE NOTICE '%', idem_claim('u', '12'); END LOOP; END $$;
+DO $$ BEGIN RAISE NOTICE '%', idem_claim('u', '14'); RAISE NOTICE '%', idem_claim('u', '14'); END $$;
 -- a claim that was rolled back to a savepoint counts no more
 SAVEPOINT s;
 SELECT idem_claim('u', '13');
@@ -44,7 +47,10 @@ INSERT INTO sink VALUES ('20', 1);
 DELETE FROM sink WHERE id = '20' RETURNING idem_claim('u', id) AS is_new;
 UPDATE sink SET times = 2 FROM idem_try_claim('u', '21') AS c WHERE id = '3' AND c.outcome = 'claimed' RETURNING id, times;
 WITH c AS (SELECT idem_claim('u', '22') AS mine) UPDATE sink SET times = 3 FROM c WHERE id = '3' AND mine RETURNING id, times;
+-- but not for a claim elsewhere in it
 EXPLAIN (COSTS OFF) UPDATE sink SET times = 0 WHERE idem_claim('u', id);
+EXPLAIN (COSTS OFF) UPDATE sink SET times = 0 WHERE idem_claim('u', id) RETURNING idem_claim('u', id);
+EXPLAIN (COSTS OFF) UPDATE sink SET times = 0 FROM idem_try_claim('u', '23') AS c WHERE idem_claim('u', id);
 
 DROP TABLE sink;
 DROP FUNCTION once, pay(int);

@@ -138,10 +138,10 @@ DROP PROCEDURE clean_and_claim;
 -- One step of it: no claim is removed before it expires, whatever cutoff the caller gives.
 SELECT pg_temp.expired(3);
 SELECT idem_claim('u', 'live');
-SELECT rows_deleted, more, next_start = '2019-01-01 UTC' AS up_to_the_cutoff FROM idem_cleanup_step(2, '-infinity', '2019-01-01 UTC');
-SELECT rows_deleted, more FROM idem_cleanup_step(1, '2019-12-31 22:00 UTC', 'infinity');
+SELECT rows_deleted, more, next_start = '2019-01-01 UTC' AS up_to_the_cutoff FROM idem__cleanup_step(2, '-infinity', '2019-01-01 UTC');
+SELECT rows_deleted, more FROM idem__cleanup_step(1, '2019-12-31 22:00 UTC', 'infinity');
 TABLE pg_temp.left_over;
-SELECT rows_deleted, more, next_start <= clock_timestamp() AS from_now FROM idem_cleanup_step(NULL, NULL, NULL);
+SELECT rows_deleted, more, next_start <= clock_timestamp() AS from_now FROM idem__cleanup_step(NULL, NULL, NULL);
 TABLE pg_temp.left_over;
 
 -- A row that this transaction has locked is not skipped.

@@ -12,7 +12,7 @@ SELECT p.oid, p.proname, p.proargtypes[0]::regtype AS user_type, p.proargtypes[1
 		p.provolatile, p.proparallel, p.procost, p.prorows, p.proisstrict)::text AS rest
 FROM pg_proc p
 WHERE p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'idem_claims'::regclass)
-	AND p.proname ~ '^idem_[^_]' AND p.proargnames[1] ~ '^user_(id|uuid|number)$';
+	AND p.proname ~ '^idem_[^_]' AND p.prokind = 'f' AND p.proargnames[1] ~ '^user_(id|uuid|number)$';
 SELECT user_type, request_type, min(names) AS names, count(*) = (SELECT count(DISTINCT proname) FROM pg_temp.overloads) AS of_each, count(*) > 10 AS many
 FROM pg_temp.overloads GROUP BY 1, 2 ORDER BY min(names) COLLATE "C", 1, 2;
 SELECT proname FROM pg_temp.overloads GROUP BY 1 HAVING count(DISTINCT rest) <> 1 OR count(DISTINCT names) <> 6;

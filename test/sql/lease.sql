@@ -62,7 +62,7 @@ SELECT idem_lease('lease', 'x', NULL);
 -- A forgotten lease is an error, not a claim for this transaction.
 SELECT idem_lease('lease', 'x');
 SELECT idem_lease('lease', 'x', progress => '1');
-SELECT idem_lease('lease', 'x', lease => '1 min');
+SELECT idem_try_claim('lease', 'x', lease => '1 min');
 SELECT idem_status('lease', 'x');
 SELECT idem_lease('lease', NULL, lease => '1 min');
 SELECT idem_lease('', 'x', lease => '1 min');

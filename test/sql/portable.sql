@@ -46,7 +46,7 @@ UPDATE idem_settings SET ttl = NULL;
 
 -- The triggers serve their own tables only.
 CREATE TEMPORARY TABLE other (LIKE idem_scopes);
-CREATE TRIGGER guard BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER guard BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION idem__scopes_guard();
 INSERT INTO other (scope) VALUES ('s');
 \echo :SQLSTATE
 DROP TRIGGER guard ON other;
@@ -58,7 +58,7 @@ SELECT count(*) FROM idem_settings;
 -- And the replicas that Citus makes of idem_scopes, but no table of another role
 CREATE ROLE regress_idem_other;
 CREATE TABLE idem_scopes_102008 (LIKE idem_scopes);
-CREATE TRIGGER guard BEFORE INSERT ON idem_scopes_102008 FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER guard BEFORE INSERT ON idem_scopes_102008 FOR EACH ROW EXECUTE FUNCTION idem__scopes_guard();
 INSERT INTO idem_scopes_102008 (scope, failed, lapsed, expired, key_time, ttl) VALUES ('s', 'terminal', 'reclaim', 'protect', 'uuidv7', '1 day');
 SELECT guarded_since > clock_timestamp() AS guarded FROM idem_scopes_102008;
 ALTER TABLE idem_scopes_102008 OWNER TO regress_idem_other;
@@ -549,7 +549,7 @@ SELECT idem_grant('regress_idem_operator', 'operator');
 -- No internal function can be called by anybody, but for parts of what an operator calls.
 SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
 	array_agg(p.proname ORDER BY p.proname) FILTER (WHERE has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
-FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem_scopes_guard';
+FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem__scopes_guard';
 -- Functions that can be called, that run as their owner, or that are triggers find nothing in
 -- their caller's search_path, nor in our schema; but for those that commit.
 SELECT p.oid::regprocedure FROM pg_proc AS p
@@ -670,8 +670,8 @@ SET search_path = regress_idem_citus;
 SELECT idem_claim('u', 'before'), idem_status('u', 'before');
 SELECT token AS t FROM idem_lease('u', 'before', scope => 'l', lease => '1 hour') \gset
 SELECT idem_fence('u', 'before', :t, 'l');
-CREATE TABLE idem_token_source (token bigint DEFAULT nextval('idem_token_seq'));
-INSERT INTO idem_token_source DEFAULT VALUES;
+CREATE TABLE idem__token_source (token bigint DEFAULT nextval('idem_token_seq'));
+INSERT INTO idem__token_source DEFAULT VALUES;
 CREATE TABLE idem_token_blocks (user_id text, shard_id bigint, block bigint, group_id int, begun_at bigint, PRIMARY KEY (user_id, shard_id));
 CREATE TABLE idem_token_blocks_102001 (LIKE idem_token_blocks INCLUDING ALL);
 CREATE TABLE idem_token_blocks_102002 (LIKE idem_token_blocks INCLUDING ALL);

@@ -46,23 +46,23 @@ SELECT count(*) FROM idem_claims;
 -- ----- the trigger functions refuse other tables, and statement triggers -----
 
 CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, g text, key_time text, h int, i timestamptz);
-CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem__scopes_guard();
 INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', '', 'uuidv7', 1, NULL);
 \echo :SQLSTATE
 DROP TABLE regress_idem_other;
-CREATE TRIGGER t BEFORE INSERT ON idem_scopes FOR EACH STATEMENT EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER t BEFORE INSERT ON idem_scopes FOR EACH STATEMENT EXECUTE FUNCTION idem__scopes_guard();
 INSERT INTO idem_scopes (scope) VALUES ('u');
 DROP TRIGGER t ON idem_scopes;
-CREATE TRIGGER t AFTER INSERT ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER t AFTER INSERT ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem__scopes_guard();
 INSERT INTO idem_scopes (scope) VALUES ('u');
 DROP TRIGGER t ON idem_scopes;
-CREATE TRIGGER t BEFORE DELETE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem_scopes_guard();
+CREATE TRIGGER t BEFORE DELETE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem__scopes_guard();
 DELETE FROM idem_scopes;
 DROP TRIGGER t ON idem_scopes;
-CREATE TRIGGER t BEFORE UPDATE ON idem_scopes FOR EACH STATEMENT EXECUTE FUNCTION idem_scopes_changed();
+CREATE TRIGGER t BEFORE UPDATE ON idem_scopes FOR EACH STATEMENT EXECUTE FUNCTION idem__scopes_changed();
 UPDATE idem_scopes SET ttl = '3 days';
 DROP TRIGGER t ON idem_scopes;
-CREATE TRIGGER t AFTER UPDATE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
+CREATE TRIGGER t AFTER UPDATE ON idem_scopes FOR EACH ROW EXECUTE FUNCTION idem__scopes_changed();
 UPDATE idem_scopes SET ttl = '3 days';
 DROP TRIGGER t ON idem_scopes;
 

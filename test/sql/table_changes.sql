@@ -465,7 +465,7 @@ SELECT idem_claim('u', 'without a token');
 
 -- The trigger function of idem_scopes refuses other tables.
 CREATE TABLE regress_idem_other (a text, p int8, c text, d text, e text, f text, key_time text, h int, g timestamptz, i interval);
-CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem_scopes_changed();
+CREATE TRIGGER t BEFORE INSERT ON regress_idem_other FOR EACH ROW EXECUTE FUNCTION idem__scopes_changed();
 INSERT INTO regress_idem_other VALUES ('a', 3735928559, '', '', '', '', 'uuidv7', 1, NULL);
 DROP TABLE regress_idem_other;
 

@@ -94,7 +94,7 @@ stat_is($rows_and_batches, '30|9|f', 'in batches');
 insert_expired(1);
 query("UPDATE idem_claims SET expires_at = clock_timestamp() + interval '1 hour'");
 is( query(
-		"SELECT rows_deleted, more FROM idem_cleanup_step(NULL, '-infinity', 'infinity')"
+		"SELECT rows_deleted, more FROM idem__cleanup_step(NULL, '-infinity', 'infinity')"
 	),
 	'0|f',
 	'nobody can clean what has not expired');
@@ -196,7 +196,7 @@ sub slow_batch
 	my $cleaner = Client->new($node);
 	$first->ask("BEGIN; SELECT FROM idem_claims WHERE request_id LIKE 'locked %' FOR UPDATE");
 	$second->ask('BEGIN; LOCK TABLE idem_scopes IN ACCESS EXCLUSIVE MODE');
-	$cleaner->send('SELECT rows_deleted, more, next_start::date FROM idem_cleanup_step(NULL, NULL, NULL)');
+	$cleaner->send('SELECT rows_deleted, more, next_start::date FROM idem__cleanup_step(NULL, NULL, NULL)');
 	$node->poll_query_until('postgres', 'SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = ' . $cleaner->pid . ')');
 	$second->ask('SELECT pg_sleep(1.1)');
 	$second->ask('COMMIT');
@@ -312,7 +312,7 @@ for my $call (
 	'SELECT idem_stat_reset()',
 	'SELECT idem_cleanup()',
 	'CALL idem_cleanup_all()',
-	"SELECT idem_cleanup_step(1, '-infinity', 'infinity')")
+	"SELECT idem__cleanup_step(1, '-infinity', 'infinity')")
 {
 	fails_with("SET ROLE monitor; $call", qr/42501: /,
 		"$call is not for pg_monitor");

@@ -109,12 +109,12 @@ is($session->ask("SELECT idem_claim('u', 'r')"), 'f', 'a session knows the versi
 for my $function (
 	[ 'idem_try_claim', 'text, text, text, bytea, interval', q{'u', 'x', '', NULL, NULL}, 5 ],
 	[ 'idem_lease', 'text, text, interval, text, bytea, interval, jsonb', q{'u', 'x', '1 s', '', NULL, NULL, NULL}, 6 ],
-	[ 'idem_cleanup_step', 'int, timestamptz, timestamptz', 'NULL, NULL, NULL', 3 ],
+	[ 'idem__cleanup_step', 'int, timestamptz, timestamptz', 'NULL, NULL, NULL', 3 ],
 	[ 'idem_claim_many', 'text[], text[], text, bytea[], interval', q{'{u}', '{x}', '', NULL, NULL}, 3 ],
 	[ 'idem_lookup', 'text, text, text', q{'u', 'r', ''}, 7 ],
 	[ 'idem_lapsed', 'text, int', q{'', 10}, 6 ],
-	[ 'idem_unsettled_claims', '', '', 6 ],
-	[ 'idem_held_keys', '', '', 8 ])
+	[ 'idem__unsettled_claims', '', '', 6 ],
+	[ 'idem__held_keys', '', '', 8 ])
 {
 	my ($name, $types, $arguments, $columns) = @$function;
 	my $set = $name =~ /try_claim|lease|step/ ? '' : 'SETOF';

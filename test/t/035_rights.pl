@@ -172,7 +172,7 @@ nobody_is_superuser('trigger functions on another table');
 
 # It cannot grant rights that it holds without the grant option.
 try_as('granted', "SELECT requests.idem_grant('stranger', 'operator')");
-try_as('granted', "SELECT requests.idem_change_rights('stranger', 'app', 'GRANT %s TO %s')");
+try_as('granted', "SELECT requests.idem__change_rights('stranger', 'app', 'GRANT %s TO %s')");
 is(superuser(q{SELECT count(*) FROM pg_proc WHERE pronamespace = 'requests'::regnamespace AND has_function_privilege('stranger', oid, 'EXECUTE')}),
 	'0', 'a role without grant options grants nothing by idem_grant()');
 superuser('REVOKE ALL ON ALL TABLES IN SCHEMA requests FROM granted; REVOKE ALL ON ALL SEQUENCES IN SCHEMA requests FROM granted; REVOKE ALL ON ALL ROUTINES IN SCHEMA requests FROM granted');
@@ -204,12 +204,12 @@ my %refused = (
 	],
 	app => [
 		'SELECT requests.idem_lapsed()',
-		"CREATE TEMPORARY TABLE t (a text); CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION requests.idem_scopes_changed()",
+		"CREATE TEMPORARY TABLE t (a text); CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION requests.idem__scopes_changed()",
 		"SELECT requests.idem_forget('user', 'done')", 'SELECT requests.idem_cleanup()', 'SELECT requests.idem_stat_reset()',
 		'SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims',
 		"UPDATE requests.idem_scopes SET ttl = '1 s'", "SELECT nextval('requests.idem_token_seq')",
 		"$load; SET idem.ttl = '1 s'", "$load; SET idem.lease_max = '1000 days'", "SELECT requests.idem_grant('app', 'operator')",
-		"CREATE TRIGGER t BEFORE INSERT ON requests.idem_scopes FOR EACH ROW EXECUTE FUNCTION requests.idem_scopes_guard()"
+		"CREATE TRIGGER t BEFORE INSERT ON requests.idem_scopes FOR EACH ROW EXECUTE FUNCTION requests.idem__scopes_guard()"
 	],
 	operator => [
 		"SELECT requests.idem_claim('user', 'r')", 'SELECT token FROM requests.idem_claims',
@@ -219,7 +219,7 @@ my %refused = (
 	],
 	owner => [
 		'DELETE FROM requests.idem_claims', 'ALTER TABLE requests.idem_claims DISABLE TRIGGER ALL', "$load; SET idem.ttl = '1 s'",
-		'ALTER TABLE requests.idem_scopes DISABLE TRIGGER idem_scopes_guard', 'DROP TRIGGER idem_scopes_guard ON requests.idem_scopes',
+		'ALTER TABLE requests.idem_scopes DISABLE TRIGGER idem__scopes_guard', 'DROP TRIGGER idem__scopes_guard ON requests.idem_scopes',
 		'ALTER FUNCTION requests.idem_claim(text, text, text, bytea, interval) SECURITY DEFINER', 'CREATE INDEX ON requests.idem_claims (user_id)',
 		'CREATE RULE r AS ON INSERT TO requests.idem_scopes DO INSTEAD NOTHING',
 		"SET session_replication_role = replica"

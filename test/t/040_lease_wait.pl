@@ -259,6 +259,20 @@ idem.databases = 'nothing'
 		}
 	}
 	$locker->ask('DROP INDEX by_user');
+
+	# It has waited for a lock of the sequence first, and gives that and the others back.
+	$locker->ask('BEGIN; ALTER SEQUENCE idem_token_seq CACHE 1');
+	my $behind = Client->new($node);
+	$behind->send(q{SELECT outcome FROM idem_lease('user', 'behind DDL', '1 hour', wait => '10 min')});
+	ok(wait_for_waiters($node, 1, 'Lock', $preloaded), 'a lease waits for DDL of the sequence');
+	my $of_locker = $locker->ask(sprintf($take, 'behind DDL', ''));
+	$locker->ask('COMMIT');
+	ok(wait_for_waiters($node, 1, 'Extension', $preloaded), 'then for a lease');
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE relation IS NOT NULL AND pid = } . $behind->pid), '0',
+		'and holds no lock of a relation');
+	$locker->ask("SELECT idem_complete('user', 'behind DDL', '1', $of_locker)");
+	is($behind->answer, 'completed', 'and is answered');
+	$behind->quit;
 	$locker->quit;
 
 	note "----- $name: the holder changes kind during one wait -----";

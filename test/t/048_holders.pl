@@ -211,7 +211,7 @@ for my $database (qw(c portable))
 		like(complaint($database, "SELECT * FROM $_", $role), qr/^42501/, "$database: $role may not read $_") for qw(idem_holders idem_unsettled);
 	}
 }
-like(complaint('c', "SELECT $_"), qr/^42501/, "app may not call $_") for 'idem_held_keys()', 'idem_unsettled_claims()';
+like(complaint('c', "SELECT $_"), qr/^42501/, "app may not call $_") for 'idem__held_keys()', 'idem__unsettled_claims()';
 
 # However a wait ends, nobody waits any more.
 $node->safe_psql('postgres', 'SELECT pg_cancel_backend(' . $waiters[0]->pid . ')');

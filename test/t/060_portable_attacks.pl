@@ -141,7 +141,7 @@ for my $database (qw(dumped_plain dumped_extension))
 }
 like(($node->psql('new_dumped_plain', 'SELECT requests.idem_distribute()', extra_params => [ '-U', 'owner' ]))[2],
 	qr/extension "citus" is not installed/, 'what distributes it is kept');
-is( as($superuser, 'new_dumped_extension', 'SELECT secret FROM requests.idem_secret') ne as($superuser, 'dumped_extension', 'SELECT secret FROM requests.idem_secret'),
+is( as($superuser, 'new_dumped_extension', 'SELECT secret FROM requests.idem__secret') ne as($superuser, 'dumped_extension', 'SELECT secret FROM requests.idem__secret'),
 	1, 'the secret of an extension is not dumped');
 new_database('created', 'owner');
 as($superuser, 'created', 'CREATE EXTENSION idem_portable');
@@ -175,7 +175,7 @@ is($client->ask("SELECT idem_claim('u', 'pooled')"), 't', 'a pooled session with
 is($client->ask("SELECT idem_status(), idem_result() IS NULL, idem_complete('1')"), 'claimed|t|t', 'and settles');
 $client->ask('COMMIT');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 'f', 'and replays');
-like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem_secret', 'SELECT')"), qr/^f$/, 'the secret is the owner\'s');
+like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem__secret', 'SELECT')"), qr/^f$/, 'the secret is the owner\'s');
 
 # ----- what DISCARD ALL does not discard -----
 
@@ -196,7 +196,7 @@ $pooled->quit;
 # ----- the secret in a plan -----
 
 # A node tree shows a bytea as its bytes, which are signed where char is.
-my $secret = as('owner', 'owned', q{SELECT encode(secret, 'hex') FROM idem_secret});
+my $secret = as('owner', 'owned', q{SELECT encode(secret, 'hex') FROM idem__secret});
 my @bytes = unpack 'C8', pack 'H*', $secret;
 my @shown = (substr($secret, 0, 16), join(' ', @bytes), join(' ', map { $_ > 127 ? $_ - 256 : $_ } @bytes));
 as('owner', 'owned', "SELECT idem_grant('friend', 'app'), idem_grant('friend', 'operator')");
@@ -239,8 +239,8 @@ my $stranger = Client->new($node, 'owned');
 $stranger->ask('SET SESSION AUTHORIZATION stranger');
 $stranger->ask(q{SELECT pg_advisory_lock(hashtextextended('["u", "held up", ""]', 0))});
 is($client->ask("SELECT outcome FROM idem_lease('u', 'held up', wait => '0', lease => '1 min')"), 'claimed', "a stranger's lock holds no key up");
-is($stranger->ask(q{INSERT INTO idem_lease_locks VALUES ('\x01')}), 'ERROR:  42501', 'nor can he write the table');
-is($stranger->ask('SELECT * FROM idem_lease_locks'), 'ERROR:  42501', 'or read it');
+is($stranger->ask(q{INSERT INTO idem__lease_locks VALUES ('\x01')}), 'ERROR:  42501', 'nor can he write the table');
+is($stranger->ask('SELECT * FROM idem__lease_locks'), 'ERROR:  42501', 'or read it');
 $stranger->quit;
 
 # What the lock is needed for
@@ -276,15 +276,15 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 # own row.
 $_->ask('BEGIN ISOLATION LEVEL SERIALIZABLE') for $holder, $client;
 $holder->ask("SELECT FROM idem_lease('u', 'a', lease => '1 min')");
-is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE 'idem_lease_locks%'}),
+is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE 'idem__lease_locks%'}),
 	'0', 'the lock is no read of a serializable transaction');
 $_->ask('COMMIT') for $holder, $client;
-is(as('owner', 'owned', 'SELECT count(*) FROM idem_lease_locks'), '0', 'no row of the locks is left');
+is(as('owner', 'owned', 'SELECT count(*) FROM idem__lease_locks'), '0', 'no row of the locks is left');
 # The lock is chosen by a cryptographic hash: otherwise a client could make keys that share it.
 as('owner', 'owned', q{
 CREATE TABLE locked (was text);
 CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.locked VALUES (to_jsonb(NEW)::text); RETURN NEW; END';
-CREATE TRIGGER spy BEFORE INSERT ON idem_lease_locks FOR EACH ROW EXECUTE FUNCTION spy()});
+CREATE TRIGGER spy BEFORE INSERT ON idem__lease_locks FOR EACH ROW EXECUTE FUNCTION spy()});
 $client->ask("SELECT FROM idem_lease('u', 'hashed', lease => '1 min')");
 is( as('owner', 'owned', q{SELECT count(*) FROM locked
 WHERE was::jsonb = jsonb_build_object('key_sha256', sha256(convert_to('["u", "hashed", ""]', 'UTF8')))}),
@@ -296,7 +296,7 @@ $_->quit for $holder, $client;
 
 as('owner', 'owned', 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO attacker; GRANT CREATE ON SCHEMA public TO attacker');
 as('attacker', 'owned', 'CREATE TABLE mine (scope text, key_time text, ttl interval, lease interval, lease_max interval, guarded_since timestamptz, only_row bool)');
-for my $function (qw(idem_scopes_guard idem__replace_settings))
+for my $function (qw(idem__scopes_guard idem__replace_settings))
 {
 	as('attacker', 'owned', "CREATE TRIGGER t BEFORE INSERT ON mine FOR EACH ROW EXECUTE FUNCTION $function()");
 	my (undef, undef, $complaint) = $node->psql('owned', "\\set VERBOSITY sqlstate\nINSERT INTO mine (scope, key_time) VALUES ('s', 'uuidv7')",
@@ -555,7 +555,7 @@ answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 't')
 answers($operator, "SELECT idem_forget('u'::text, 'many'::text, ''::text)", 'f');
 answers($operator, 'SELECT idem_cleanup(0::int4)', 'ERROR:  ID400');
 answers($operator, 'SELECT idem_cleanup(10::int4)', '0');
-answers($operator, 'SELECT rows_deleted FROM idem_cleanup_step(NULL::int4, NULL::timestamptz, NULL::timestamptz)', '0');
+answers($operator, 'SELECT rows_deleted FROM idem__cleanup_step(NULL::int4, NULL::timestamptz, NULL::timestamptz)', '0');
 answers($operator, 'CALL idem_cleanup_all(NULL::int4)', '');
 my $owner = Client->new($node, 'twins');
 $owner->ask('SET SESSION AUTHORIZATION owner');
@@ -564,7 +564,7 @@ answers($owner, "SELECT idem_grant('anon'::regrole, 'x'::text)", 'ERROR:  22023'
 answers($owner, 'SELECT idem_distribute(NULL::regclass)', 'ERROR:  0A000');
 
 # The functions that sql/idem-citus.sql puts in the place of others
-as('owner', 'twins', 'CREATE TABLE idem_token_source (token int8); INSERT INTO idem_token_source VALUES (1)');
+as('owner', 'twins', 'CREATE TABLE idem__token_source (token int8); INSERT INTO idem__token_source VALUES (1)');
 as('owner', 'twins', "CREATE TABLE $_ (user_id text, shard_id int8, block int8, group_id int4, begun_at int8, PRIMARY KEY (user_id, shard_id))")
   for qw(idem_token_blocks idem_token_blocks_7);
 as($superuser, 'twins', q{

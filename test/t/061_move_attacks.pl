@@ -161,10 +161,10 @@ for my $way ([ 'idem', 'portable' ], [ 'portable', 'idem' ])
 	# A table with the name of one that a distributed idem has
 	as($superuser, $database, q{
 DROP FUNCTION requests.idem_fingerprint(text), requests.idem_grant(oid, text);
-CREATE TABLE requests.idem_token_source ();
-ALTER TABLE requests.idem_token_source OWNER TO app});
+CREATE TABLE requests.idem__token_source ();
+ALTER TABLE requests.idem__token_source OWNER TO app});
 	($status, $err) = moves($superuser, $database, $to);
-	is($status, 0, "from $from: moved, though a stranger has a table idem_token_source") or diag $err;
+	is($status, 0, "from $from: moved, though a stranger has a table idem__token_source") or diag $err;
 }
 
 # ----- objects that depend on idem's -----
@@ -223,7 +223,7 @@ sub rights
 	return as('owner', 'rights', qq{
 SELECT string_agg(o.name || ' ' || a.privilege_type, ', ' ORDER BY o.name, a.privilege_type)
 FROM (SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'requests'::regnamespace
-		AND proname <> 'idem_call_settle'		-- only in the portable edition
+		AND proname <> 'idem__call_settle'		-- only in the portable edition
 	UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'requests'::regnamespace
 	UNION ALL SELECT relname || '.' || attname, attacl FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid WHERE relnamespace = 'requests'::regnamespace
 	UNION ALL SELECT typname, typacl FROM pg_type WHERE typnamespace = 'requests'::regnamespace) AS o (name, acl), aclexplode(o.acl) AS a

@@ -185,15 +185,15 @@ GRANT SELECT (request_id) ON requests.idem_claims TO app});
 
 	is( as('owner', $database, q{
 SELECT string_agg(DISTINCT a.grantee::regrole::text, ' ') FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
-WHERE c.oid IN ('requests.idem_token_source'::regclass, 'requests.idem_token_blocks'::regclass)}),
+WHERE c.oid IN ('requests.idem__token_source'::regclass, 'requests.idem_token_blocks'::regclass)}),
 		'owner', 'the tables from which tokens are drawn are for the owner alone');
 	is( as('owner', $database, q{
 SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_\_%' AND (has_function_privilege('anon', oid, 'EXECUTE') OR has_function_privilege('app', oid, 'EXECUTE'))}),
 		'0', 'internal functions, too');
 	as('owner', $database, 'GRANT USAGE ON SCHEMA requests TO anon');
-	like(error_of('anon', $database, $_), qr/permission denied for table idem_token_source/, "$_: refused")
-	  for 'TABLE requests.idem_token_source', 'INSERT INTO requests.idem_token_source VALUES (777)', 'DELETE FROM requests.idem_token_source',
-	  'TRUNCATE requests.idem_token_source', 'BEGIN; LOCK TABLE requests.idem_token_source IN ACCESS SHARE MODE';
+	like(error_of('anon', $database, $_), qr/permission denied for table idem__token_source/, "$_: refused")
+	  for 'TABLE requests.idem__token_source', 'INSERT INTO requests.idem__token_source VALUES (777)', 'DELETE FROM requests.idem__token_source',
+	  'TRUNCATE requests.idem__token_source', 'BEGIN; LOCK TABLE requests.idem__token_source IN ACCESS SHARE MODE';
 	as('owner', $database, 'CREATE TABLE requests.idem_token_blocks_1 (LIKE requests.idem_token_blocks INCLUDING ALL)');	# the shard
 	like(as('app', $database, "SELECT outcome, token FROM requests.idem_lease('u', 'r', lease => '1 min')"),
 		qr/^claimed\|9876543[3-9]\d{6}$/, 'leases are claimed, and tokens are higher than before, but not longer');
@@ -279,7 +279,7 @@ is(as('app', $database, "SELECT requests.idem_claim('u', 'kept')"), 'f', 'once i
 $node->safe_psql($database, "DELETE FROM pg_dist_partition WHERE logicalrelid = 'requests.idem_scopes'::regclass");
 as('owner', $database, q{
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO anon, PUBLIC;
-DROP TRIGGER idem_scopes_guard ON requests.idem_scopes;
+DROP TRIGGER idem__scopes_guard ON requests.idem_scopes;
 DO $$
 DECLARE
 	of_view text;
@@ -298,7 +298,7 @@ idem_stat_table: had lost its rights; granted to pg_monitor. Call idem_grant(...
 idem_unsettled: had lost its rights; granted to pg_monitor. Call idem_grant(..., 'operator') again for operators
 rights: made equal on 2 nodes
 TOLD
-is(as('owner', $database, q{SELECT count(*) FROM pg_trigger WHERE tgname = 'idem_scopes_guard'}), '1', 'the trigger is there');
+is(as('owner', $database, q{SELECT count(*) FROM pg_trigger WHERE tgname = 'idem__scopes_guard'}), '1', 'the trigger is there');
 is( as('owner', $database, q{
 SELECT string_agg(c.relname || ' ' || a.grantee::regrole || ' ' || a.privilege_type, ', ' ORDER BY c.relname, a.privilege_type)
 FROM pg_class AS c, aclexplode(c.relacl) AS a WHERE c.relkind = 'v' AND c.relname ~ '^idem_[a-z_]+$' AND a.grantee <> c.relowner}),
@@ -327,18 +327,18 @@ is((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[0], 0, 'into another
 
 # ----- no lease without a token -----
 
-for my $wrong ([ 0, 'DELETE FROM requests.idem_token_source' ], [ 2, 'INSERT INTO requests.idem_token_source VALUES (777), (778)' ])
+for my $wrong ([ 0, 'DELETE FROM requests.idem__token_source' ], [ 2, 'INSERT INTO requests.idem__token_source VALUES (777), (778)' ])
 {
 	my ($rows, $change) = @$wrong;
 
 	# A new block is needed.
 	as('owner', $database, "$change; DELETE FROM requests.idem_token_blocks_1");
 	like(error_of('app', $database, "SELECT FROM requests.idem_lease('u', 'none', lease => '1 min')"),
-		qr/ERROR:  table "idem_token_source" has $rows rows, not one\nHINT:  Leases draw their tokens from its only row/, "$rows rows: a lease is refused");
+		qr/ERROR:  table "idem__token_source" has $rows rows, not one\nHINT:  Leases draw their tokens from its only row/, "$rows rows: a lease is refused");
 	is(as('owner', $database, "SELECT count(*) FROM requests.idem_claims WHERE request_id = 'none'"), '0', "$rows rows: and not claimed");
 	is(as('app', $database, "SELECT requests.idem_claim('u', 'with $rows rows')"), 't', "$rows rows: claims without a lease need none");
 }
-as('owner', $database, 'DELETE FROM requests.idem_token_source; INSERT INTO requests.idem_token_source DEFAULT VALUES');
+as('owner', $database, 'DELETE FROM requests.idem__token_source; INSERT INTO requests.idem__token_source DEFAULT VALUES');
 like(as('app', $database, "SELECT outcome, token FROM requests.idem_lease('u', 'none', lease => '1 min')"), qr/^claimed\|\d+$/, 'the HINT helps');
 
 $node->stop;

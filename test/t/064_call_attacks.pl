@@ -166,7 +166,7 @@ DECLARE
 	attack text;
 	answers jsonb := jsonb_build_array(current_user, session_user);
 BEGIN
-	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims', 'SELECT secret FROM requests.idem_secret',
+	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims', 'SELECT secret FROM requests.idem__secret',
 		'INSERT INTO requests.idem_scopes (scope) VALUES (''x'')', 'SET LOCAL ROLE owner', 'SET LOCAL SESSION AUTHORIZATION owner',
 		'SELECT requests.idem__note_answer(''["u", "x", ""]'', ''claimed'', NULL)', 'SELECT requests.idem_forget(''u'', ''x'')',
 		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call(text, text, text, jsonb, text, interval) OWNER TO attacker']
@@ -224,10 +224,10 @@ REVOKE ALL ON FUNCTION public.gated() FROM PUBLIC; GRANT EXECUTE ON FUNCTION pub
 # ----- the part of the portable edition that runs as its owner -----
 
 as('app', 'portable', q{SELECT requests.idem_claim('u', 'other')});
-like(error_of('app', 'portable', q{SELECT requests.idem_call_settle('u', 'other', '"forged"', '')}), qr/55000/, 'without a claim: refused');
-like(error_of('app', 'portable', q{BEGIN; SELECT requests.idem_claim('u', 'mine'); SELECT requests.idem_call_settle('u', 'other', '"forged"', ''); COMMIT}),
+like(error_of('app', 'portable', q{SELECT requests.idem__call_settle('u', 'other', '"forged"', '')}), qr/55000/, 'without a claim: refused');
+like(error_of('app', 'portable', q{BEGIN; SELECT requests.idem_claim('u', 'mine'); SELECT requests.idem__call_settle('u', 'other', '"forged"', ''); COMMIT}),
 	qr/ID410/, 'the claim of another transaction: refused');
-like(error_of('attacker', 'portable', q{SELECT requests.idem_call_settle('u', 'other', '"forged"', '')}), qr/42501/, 'without the right: refused');
+like(error_of('attacker', 'portable', q{SELECT requests.idem__call_settle('u', 'other', '"forged"', '')}), qr/42501/, 'without the right: refused');
 is(as('app', 'portable', q{SELECT requests.idem_result('u', 'other') IS NULL}), 't', 'nothing was stored');
 # A function that resets the settings loses track of what it has settled: an error.
 as('owner', 'portable', q{CREATE FUNCTION public.resets() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RESET ALL; RETURN 1; END $$});

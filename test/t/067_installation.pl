@@ -118,6 +118,11 @@ cmp_ok(length $pasted{'idem_portable, strings'}, '>', 100_000, 'which the other 
 my ($check) = $script{idem} =~ /\A(?:(?!\@ext|^DO ).)*^(DO \$block\$\n.*?\$block\$;\n)/ms;
 ($err) = as('owner', $check =~ s/150004/999999/r);
 like($err, qr/ERROR:  0A000: idem needs PostgreSQL 15\.4 or later\nDETAIL: .*\nHINT:  Update the server /, 'idem: a server before 15.4 is refused');
+# The script makes objects by the name of the schema, and finds them by its OID.
+as('owner', 'CREATE EXTENSION idem SCHEMA requests; CREATE SCHEMA renamed');
+my (undef, undef, $renamed) = $node->psql('shop', "SET search_path = renamed; $check");
+like($renamed, qr/ERROR:  the schema of extension idem was renamed or dropped meanwhile/, 'idem: the name of the schema must mean the schema of the extension');
+as('owner', "DROP EXTENSION idem; DROP SCHEMA renamed; $drop");
 ($check) = $script{idem_portable} =~ /\A(?:(?!\@ext|^DO ).)*^(DO \$block\$\n.*?\$block\$;\n)/ms;
 for my $name ('requests"', "requests'", 'requests$block$', 'requests\\')
 {

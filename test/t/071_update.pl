@@ -58,7 +58,7 @@ my $update = join(
 	take('CREATE FUNCTION @extschema@\.idem_call\(.*?;\n\nCOMMENT ON .*?\';\n'),
 	take('CREATE FUNCTION @extschema@\.idem_lapsed\(.*?;\n\nCOMMENT ON .*?\';\n'),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
-	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem_change_rights\(.*?^\$function\$;\n)/ms,
+	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
 	block('Untyped literals', $extension, "$extension AND p.proname OPERATOR(pg_catalog.=) 'idem_call'"),
 	block('PostgreSQL\'s own defaults', $others, "$others AND o.object OPERATOR(pg_catalog.~) $new_members"),
 	block('other table may use them'));
@@ -265,7 +265,7 @@ sub not_refused
 					WHEN 'text[]' THEN '''{x}''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
 		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype NOT IN ('trigger'::regtype, 'internal'::regtype)
-			AND p.proname !~ '^idem_(fingerprint|stat_.*|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
+			AND p.proname !~ '^idem_(_?stat_.*|fingerprint|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
 		ORDER BY p.oid::regprocedure::text});
 	my ($out, $err) = ('', '');
 	IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr($database) ], '<', \$calls, '>', \$out, '2>', \$err);

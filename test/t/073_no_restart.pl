@@ -55,7 +55,7 @@ if ($node->pg_version < 17)
 		'before PostgreSQL 17 no worker can be started');
 	like(complaint("SELECT * FROM $_"), qr/^55000\|idem must be loaded via "shared_preload_libraries" to keep statistics\|Add idem/, "and $_ is refused")
 	  for qw(idem_stat_claims idem_stat_cleanup idem_metrics);
-	is(query(q{SELECT idem_stat_cleaning()}), 'no worker for this database: idem is not in shared_preload_libraries', 'who cleans');
+	is(query(q{SELECT idem__stat_cleaning()}), 'no worker for this database: idem is not in shared_preload_libraries', 'who cleans');
 
 	$early->quit;
 	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'");
@@ -99,7 +99,7 @@ $first->quit;
 $first = Client->new($node);
 $first->ask('SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0');
 like($first->ask('EXPLAIN SELECT count(*) FROM pg_proc'), qr/Parallel/, 'plans are parallel');
-is($first->ask('SELECT count(*) > 0, idem_stat_cleaning() FROM pg_proc'),
+is($first->ask('SELECT count(*) > 0, idem__stat_cleaning() FROM pg_proc'),
 	't|no worker for this database: idem is not in shared_preload_libraries, and idem_start_worker() was not called', 'who cleans, as a first call');
 $first->quit;
 
@@ -187,7 +187,7 @@ is($poor->ask(q{SELECT idem_claim('u', 'poor')}), 'f', 'nor does a duplicate');
 is($poor->ask(q{SELECT outcome FROM idem_lease('u', 'poor', lease => '1 s', wait => '10 ms')}), 'completed', 'nor does one that could wait');
 like(complaint('SELECT * FROM idem_stat_claims'), qr/^42501\|could not open shared memory segment/, 'the statistics say why they are missing');
 like(slurp_file($node->logfile), qr/LOG: +idem cannot attach its shared memory: could not open shared memory segment.*: Permission denied\n.*DETAIL:.*\n.*HINT: .*tries again after a minute/, 'the log says it');
-is(query(q{SELECT idem_stat_cleaning()}), 'no worker for this database: idem is not in shared_preload_libraries', 'and who cleans');
+is(query(q{SELECT idem__stat_cleaning()}), 'no worker for this database: idem is not in shared_preload_libraries', 'and who cleans');
 chmod 0700, $folder or die $!;
 is($poor->ask($counts), '0|0|0', 'later it can be had, in the same session');
 is($poor->ask(q{SELECT idem_claim('u', 'rich')}), 't', 'which counts from then on');

@@ -151,8 +151,8 @@ is_cleaned('one', 'and is cleaned');
 
 # In one transaction: until it commits, no worker sees the extension.
 query('postgres', 'CREATE DATABASE migrated');
-# The same as idem_stat_cleaning(), also without the extension
-query('migrated', q{CREATE FUNCTION cleaning() RETURNS text LANGUAGE c AS '$libdir/idem', 'idem_stat_cleaning'});
+# The same as idem__stat_cleaning(), also without the extension
+query('migrated', q{CREATE FUNCTION cleaning() RETURNS text LANGUAGE c AS '$libdir/idem', 'idem__stat_cleaning'});
 my $migration = Client->new($node, 'migrated');
 $migration->ask('SET client_min_messages = error');
 is($migration->ask(q{BEGIN; CREATE EXTENSION idem; INSERT INTO idem_scopes (scope, ttl) VALUES ('short', '1 ms'); SELECT idem_start_worker()}),

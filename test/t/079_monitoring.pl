@@ -48,7 +48,7 @@ for my $rule (@rules)
 # ----- metrics that there are -----
 
 $node->safe_psql('postgres', 'CREATE DATABASE app');
-$node->safe_psql('app', q{CREATE EXTENSION idem; SELECT idem_claim('u', '1', 'payments'), idem_claim('u', '1', 'payments'); SELECT idem_cleanup()});
+$node->safe_psql('app', q{CREATE EXTENSION idem; SELECT idem_claim('u', '1', 'payments'); SELECT idem_claim('u', '1', 'payments'); SELECT idem_cleanup()});
 my %exists = map { $_ => 1 } split /\n/, $node->safe_psql('app', 'SELECT DISTINCT name FROM idem_metrics');
 my @queries = map { $_->{expr} } map { @{ $_->{targets} } } @{ $dashboard->{panels} };
 cmp_ok(scalar(@queries), '>', 15, 'the dashboard has queries');

@@ -115,7 +115,7 @@ my %make;
 	regrole => sub { pick("'fuzz_role'", "'postgres'", '0', '4294967295', "'nobody_has_this_name'") },
 	function => sub {
 		pick("'plus(int, int)'", "'plus(int, int)'", "'many(text[], jsonb, numeric[])'", "'raises(text)'", "'nested(text, text)'", "'rows()'", "'any_type(anyelement)'",
-			"'now()'", "'sum(int)'", "'rank()'", "'idem_claim(text, text, text, bytea, interval)'", "'idem_scopes_guard()'", "'idem_cleanup_all(int)'", '0', '4294967295', "'no_such()'");
+			"'now()'", "'sum(int)'", "'rank()'", "'idem_claim(text, text, text, bytea, interval)'", "'idem__scopes_guard()'", "'idem_cleanup_all(int)'", '0', '4294967295', "'no_such()'");
 	});
 
 sub value
@@ -236,13 +236,13 @@ sub life
 		[ idem_claim_many => "SELECT * FROM idem_claim_many('{life,life}', '{$n m,$n m}', 'life')" ],
 		[ idem_call => "SELECT idem_call(@{[$key->('h')]}, 'plus(int, int)', '{\"a\": 1}', 'life')" ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('i')]}, 'life')" ],
-		[ idem_call_settle => "SELECT idem_call_settle(@{[$key->('i')]}, '1', 'life')" ], [ '' => 'COMMIT' ],
+		[ idem__call_settle => "SELECT idem__call_settle(@{[$key->('i')]}, '1', 'life')" ], [ '' => 'COMMIT' ],
 		[ '' => "INSERT INTO life_sink VALUES ('u', '$n'), ('u', '$n')" ],
 		[ idem_fingerprint => q(SELECT idem_fingerprint('{"a": 1}')) ],
-		[ idem_cleanup => 'SELECT idem_cleanup(100)' ], [ idem_cleanup_step => "SELECT * FROM idem_cleanup_step(100, NULL, now())" ],
+		[ idem_cleanup => 'SELECT idem_cleanup(100)' ], [ idem__cleanup_step => "SELECT * FROM idem__cleanup_step(100, NULL, now())" ],
 		[ idem_cleanup_all => 'CALL idem_cleanup_all(100)' ],
 		[ idem_grant => "SELECT idem_grant('fuzz_role', 'app')" ], [ idem_revoke => "SELECT idem_revoke('fuzz_role', 'app')" ],
-		[ idem_change_rights => "SELECT idem_change_rights('fuzz_role', 'operator', 'GRANT %s TO %s')" ],
+		[ idem__change_rights => "SELECT idem__change_rights('fuzz_role', 'operator', 'GRANT %s TO %s')" ],
 		# Functions of views, and others without arguments
 		(map { [ $_ => "SELECT * FROM $_()" ] } grep { /^idem_(?:stat_|unsettled_|held_|start_)/ } sort keys %has),
 		[ '' => 'RESET ALL' ]);

@@ -111,11 +111,11 @@ for my $database (sort keys %extension)
 my %may_execute = (
 	stranger => [],
 	tables => [],
-	app => [qw(idem_call idem_call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
+	app => [qw(idem_call idem__call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
 		idem_release idem_fence idem_heal idem_result idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
 	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_heal idem_cleanup idem_cleanup_all
-		idem_cleanup_step idem_stat_reset idem_stat_cleanup_counters idem_stat_cleaning idem_stat_claims_counters
-		idem_unsettled_claims idem_held_keys idem_start_worker idem_stat_launcher idem_stat_scopes_counters idem_stat_scope_shares)]);
+		idem__cleanup_step idem_stat_reset idem__stat_cleanup_counters idem__stat_cleaning idem__stat_claims_counters
+		idem__unsettled_claims idem__held_keys idem_start_worker idem__stat_launcher idem__stat_scopes_counters idem__stat_scope_shares)]);
 my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup idem_stat_claims idem_stat_table idem_stat_scopes
 		idem_metrics idem_unsettled idem_holders)]);
 
@@ -414,7 +414,7 @@ for my $database (sort keys %extension)
 		my ($role, @statements) = @$_;
 		# A new session: what is parsed and cached, is so under this path.
 		delete $session{"$database $role"};
-		run_as($role, $database, "CREATE TEMPORARY TABLE $_ (scope text, user_id text, request_id text)") for qw(idem_claims idem_scopes idem_settings idem_secret pg_proc pg_class);
+		run_as($role, $database, "CREATE TEMPORARY TABLE $_ (scope text, user_id text, request_id text)") for qw(idem_claims idem_scopes idem_settings idem__secret pg_proc pg_class);
 		run_as($role, $database, 'CREATE DOMAIN pg_temp.jsonb AS pg_catalog.jsonb CHECK (evil.log($$temporary type$$))');
 		run_as($role, $database, 'SET search_path = evil, pg_temp, pg_catalog, requests');
 		for my $sql (@statements)
