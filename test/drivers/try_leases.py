@@ -1,6 +1,7 @@
 """The program of doc/leases.md, in a process that is stopped after one of its calls. Called by test/drivers/try.
 
-usage: try_leases.py {"socket", "request", "deduplicates", "lease", "longest", "stop": {"after", "how"}}
+usage: try_leases.py {"socket", "user", "request", "amount", "autocommit", "deduplicates", "lease", "longest",
+                     "stop": {"after", "how"}}
 
 Prints what it is paused after, and then its outcome or error, in lines of JSON.
 """
@@ -41,11 +42,12 @@ def returned(call):
 
 class Database:
     def __init__(self):
-        self.connection = psycopg.connect(autocommit=True)
+        self.connection = psycopg.connect(autocommit=parameters['autocommit'])
+        self.autocommit = self.connection.autocommit
 
     def execute(self, query, values):
         result = self.connection.execute(query, values)
-        returned(query.split('idem_')[-1].split('(')[0] if 'idem_' in query else query.split()[0])
+        returned(query.split('idem_')[1].split('(')[0] if 'idem_' in query else query.split()[0])
         return result
 
     @contextlib.contextmanager
@@ -64,6 +66,8 @@ class Provider:
             print(json.dumps(question), file=lines, flush=True)
             answer = json.loads(lines.readline())
         returned(question[0])
+        if answer == 'card declined':
+            raise charge.Refused(answer)
         return answer
 
     def charge(self, reference, amount):
@@ -76,7 +80,7 @@ class Provider:
 charge.LEASE, charge.LONGEST = parameters['lease'], parameters['longest']
 database = Database()
 try:
-    outcome, result = charge.pay(database, Provider(), 'ann', parameters['request'], 20)
+    outcome, result = charge.pay(database, Provider(), parameters['user'], parameters['request'], parameters['amount'])
     say(outcome=outcome, result=result)
-except (charge.LeaseEnded, psycopg.Error) as error:
+except (charge.LeaseEnded, psycopg.Error, AssertionError) as error:
     say(error=getattr(error, 'sqlstate', None) or type(error).__name__)
