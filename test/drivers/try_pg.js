@@ -140,6 +140,22 @@ async function idle(client) {
 	await programPool.end();
 }
 
+async function refusedConnections() {
+	const { connect } = programPool;
+	let refused = 0;
+	const refuse = (times) => {
+		programPool.connect = (...parameters) => refused++ < times ?
+			Promise.reject(Object.assign(new Error('the database system is in recovery mode'), { code: '57P03' })) :
+			connect.apply(programPool, parameters);
+	};
+	refuse(2);
+	is('no connection, twice: the program tries again', (await pay(2, randomUUID(), 1))[0], 200);
+	refused = 0;
+	refuse(1000);
+	is('no connection at all', [(await pay(2, randomUUID(), 1))[0], refused], [503, 5]);
+	programPool.connect = connect;
+}
+
 async function install(file) {
 	const sql = readFileSync(file, 'utf8');
 	const client = new Client();
@@ -179,7 +195,7 @@ async function main([mode, account, ...parameters]) {
 	}
 	const client = new Client();
 	await client.connect();
-	for (const part of [casts, codes, autocommit, calls, queued, commits, hotKey, idle]) await part(client);
+	for (const part of [casts, codes, autocommit, calls, queued, commits, hotKey, refusedConnections, idle]) await part(client);
 	await client.end();
 }
 
