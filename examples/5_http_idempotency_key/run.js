@@ -27,7 +27,7 @@ let answersLost = 0;
 
 // One attempt: returns { status, headers, body }, or throws. The client gives up when the promise
 // "timeout" is fulfilled.
-function attempt({ user = 'ann', key, quoted = `"${key}"`, body, socket = direct, timeout, prefer }) {
+function attempt({ user = 'ann', key, quoted = `"${key}"`, body, text = JSON.stringify(body), socket = direct, timeout, prefer }) {
 	deliveries++;
 	return new Promise((resolve, reject) => {
 		const request = http.request({
@@ -45,7 +45,7 @@ function attempt({ user = 'ann', key, quoted = `"${key}"`, body, socket = direct
 		});
 		request.on('error', reject);
 		if (timeout) timeout.then(() => request.destroy(Object.assign(new Error('time-out'), { code: 'ETIMEDOUT' })));
-		request.end(JSON.stringify(body));
+		request.end(text);
 	});
 }
 
@@ -230,20 +230,37 @@ async function backendLost() {
 	is((await send({ key: crypto.randomUUID(), body: { payee: 'payee 0', amount: 1, reference: 'idle' } })).status, 201, 'the server goes on');
 }
 
+async function usage() {
+	const child = start('server.js', [], { stdio: ['ignore', 'ignore', 'pipe'] });
+	let said = '';
+	child.stderr.on('data', (data) => { said += data; });
+	const closed = new Promise((resolve) => child.once('close', resolve));
+	is([await child.ended, await closed, said], [2, 2, 'usage: node server.js SOCKET\n'], 'without a socket it prints its usage');
+}
+
 async function statuses() {
 	const body = { payee: 'payee 0', amount: 1, reference: 'statuses' };
 	const key = crypto.randomUUID();
 
-	is((await attempt({ body })).status, 400, '400 without a key');
+	const title = (response) => JSON.parse(response.body).title;
+	const form = 'Idempotency-Key is missing or malformed: send "KEY", of printable ASCII characters';
+	const keyless = await attempt({ body });
+	is([keyless.status, title(keyless)], [400, form], '400 without a key, with the form of one');
 	for (const quoted of ['', '""', '"', '"open', 'open"', 'a b', 'a"b', 'a\\b', `"${'x'.repeat(256)}"`]) {
 		is((await attempt({ quoted, body })).status, 400, `400 for the key ${quoted.slice(0, 10)}`);
 	}
 	const bug = await attempt({ key, body: null });
 	is([bug.status, bug.headers['retry-after']], [500, undefined], '500 without Retry-After for an error of the handler');
-	is((await attempt({ key, body: { ...body, payee: 'nobody' } })).status, 400, '400 for a payee that does not exist');
+	const refused = await attempt({ key, body: { ...body, payee: 'nobody' } });
+	is([refused.status, title(refused)], [400, 'the body has a value that is not accepted: correct it'],
+		'400 for a payee that does not exist, without the name of the constraint');
 	is((await attempt({ key, body })).status, 201, '201: they have not used up the key');
 	is((await attempt({ quoted: key, body })).headers['idempotent-replayed'], 'true', 'the same key without quotes is the same');
-	is((await attempt({ key, body: { ...body, amount: 2 } })).status, 422, '422 for another payment with the same key');
+	const spaced = await attempt({ key, text: '{ "reference": "statuses", "amount": 1.0, "payee": "payee 0" }' });
+	is([spaced.status, spaced.headers['idempotent-replayed']], [201, 'true'], 'the same JSON, written otherwise, is the same payment');
+	const other = await attempt({ key, body: { ...body, amount: 2 } });
+	is([other.status, title(other)], [422, 'this Idempotency-Key was used with another body: a new payment needs a new key'],
+		'422 for another payment with the same key');
 	is((await attempt({ user: 'poor', key, body })).status, 402, '402: the key of another user is another key');
 	await database.query(`UPDATE accounts SET balance = 100 WHERE name = 'poor'`);
 	const { status, headers } = await attempt({ user: 'poor', key, body });
@@ -292,6 +309,7 @@ run(async () => {
 	await startServer();
 	const network = await startLossyNetwork();
 
+	await usage();
 	await statuses();
 	await slowPayment();
 	await serverDiesWithPayment();

@@ -5,10 +5,15 @@
 //
 //	node server.js SOCKET		the database is that of PGHOST, PGDATABASE, ...
 //
+// A request, after INSERT INTO accounts VALUES ('ann', 100), ('bob', 0):
+//
+//	curl --unix-socket SOCKET --include --compressed http://localhost/payments \
+//		--header 'Authorization: Bearer ann' --header 'Idempotency-Key: "1"' \
+//		--data '{"payee": "bob", "amount": 1, "reference": "rent"}'
+//
 // Needs pg: npm install pg, or Debian's package node-pg.
 'use strict';
 
-const crypto = require('crypto');
 const fs = require('fs');
 const http = require('http');
 const zlib = require('zlib');
@@ -44,14 +49,14 @@ function authenticate(request) {
 
 // ----- the guard -----
 
-// For each outcome without a response of the handler: the status, and whether the client should
-// send the same request again later.
-const statuses = {
-	in_progress: [409, true],
-	timed_out: [503, true],
-	unknown: [409, false],
-	mismatch: [422, false],
-	stale: [412, false],
+// For each outcome without a response of the handler: the status, what the client should do, and
+// whether that is to send the same request again later.
+const problems = {
+	in_progress: [409, 'this request is being executed: send it again later', true],
+	timed_out: [503, 'this request is still being executed: send it again later', true],
+	unknown: [409, 'nobody knows whether this request was executed: ask the operator', false],
+	mismatch: [422, 'this Idempotency-Key was used with another body: a new payment needs a new key', false],
+	stale: [412, 'this Idempotency-Key is too old: find out whether the payment was made before you use a new key', false],
 };
 
 function problem(status, title, again) {
@@ -83,17 +88,16 @@ function waitOf(request) {
 	return `${(/^wait=(\d{1,2})$/.exec(request.headers.prefer) || [0, 0])[1]} s`;
 }
 
-async function executeOnce(database, { user, key, scope, fingerprint, wait }, handler) {
+async function executeOnce(database, { user, key, scope, body, wait }, handler) {
 	await database.query('BEGIN');
 	const { rows: [{ outcome, result }] } = await database.query(
-		'SELECT outcome, result FROM idem_try_claim($1, $2, $3, $4, $5)', [user, key, scope, fingerprint, wait]);
+		'SELECT outcome, result FROM idem_try_claim($1, $2, $3, idem_fingerprint($4::jsonb), $5)', [user, key, scope, body, wait]);
 	if (outcome !== 'claimed') {
 		await database.query('ROLLBACK');
 		if (outcome === 'completed' || outcome === 'failed') {
 			return unpack(result || { status: 200, headers: {}, body: '' });
 		}
-		const [status, again] = statuses[outcome];
-		return problem(status, outcome, again);
+		return problem(...problems[outcome]);
 	}
 	const response = await handler(database);
 	// A response that refuses the request is final, too.
@@ -108,7 +112,7 @@ async function answer(request, body) {
 	const key = keyOf(request);
 	if (!routes[scope]) return problem(404, 'not found');
 	if (!user) return problem(401, 'who are you?');
-	if (!key) return problem(400, 'Idempotency-Key is missing or malformed');
+	if (!key) return problem(400, 'Idempotency-Key is missing or malformed: send "KEY", of printable ASCII characters');
 
 	let parameters, database, broken;
 	try {
@@ -118,17 +122,19 @@ async function answer(request, body) {
 	}
 	try {
 		database = await pool.connect();
-		const fingerprint = crypto.createHash('sha256').update(body).digest();
-		return await executeOnce(database, { user, key, scope, fingerprint, wait: waitOf(request) },
+		// As jsonb, so that spaces and the order of keys make no other request
+		return await executeOnce(database, { user, key, scope, body: String(body), wait: waitOf(request) },
 			(transaction) => routes[scope](transaction, user, parameters));
 	} catch (error) {
 		// Roll back before answering, so that the key is free when the client sends the
 		// request again. If the session is lost the server rolls back, unless COMMIT has
 		// arrived. In both cases the client can send the same request again.
 		broken = database && await database.query('ROLLBACK').then(() => false, () => true);
-		// A malformed key, or data that the tables do not accept
-		if (/^(ID400|2[23]...)$/.test(error.code)) return problem(400, error.message);
+		// A malformed key: the message says how
+		if (error.code === 'ID400') return problem(400, error.message);
 		console.error(error);
+		// Data that the tables do not accept: the message would name a constraint.
+		if (/^2[23]...$/.test(error.code)) return problem(400, 'the body has a value that is not accepted: correct it');
 		// No connection, or conflicts, lack of resources, cancels and shutdowns
 		if (!database || broken || /^(40|53|55P03|57)/.test(error.code)) return problem(503, 'try again', true);
 		// A bug, or a response that is too large to be stored: a retry would fail as well.
@@ -150,5 +156,9 @@ const server = http.createServer(async (request, response) => {
 });
 
 const socket = process.argv[2];
+if (!socket) {
+	console.error('usage: node server.js SOCKET');
+	process.exit(2);
+}
 fs.rmSync(socket, { force: true });
 server.listen(socket, () => console.log('listening'));
