@@ -65,7 +65,7 @@ OBJS = \
 	src/store/key.o \
 	src/store/interval.o \
 	src/shared/stats_sql.o \
-	src/clean/backlog.o \
+	src/shared/backlog.o \
 	src/clean/state.o \
 	src/shared/stats.o \
 	src/shared/databases.o \

@@ -40,11 +40,11 @@
 
 #include "compat.h"
 #include "guc.h"
-#include "clean/backlog.h"
 #include "clean/batch.h"
 #include "clean/schedule.h"
 #include "clean/state.h"
 #include "clean/worker.h"
+#include "shared/backlog.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
 #include "store/catalog.h"

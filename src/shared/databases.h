@@ -32,8 +32,8 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
+#include "shared/figures.h"
 #include "shared/scope_stats.h"
-#include "shared/stats.h"
 
 /* Databases with the extension; statistics of more are not kept. */
 #define IDEM_DATABASES_MAX 256

@@ -20,7 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "compat.h"
-#include "clean/backlog.h"
+#include "shared/backlog.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
 #include "shared/stats.h"

@@ -2,12 +2,12 @@
  * backlog.h
  *	  How far the removal of a backlog has come: pure functions, without a table.
  */
-#ifndef IDEM_CLEAN_BACKLOG_H
-#define IDEM_CLEAN_BACKLOG_H
+#ifndef IDEM_SHARED_BACKLOG_H
+#define IDEM_SHARED_BACKLOG_H
 
 #include "datatype/timestamp.h"
 
-#include "shared/stats.h"
+#include "shared/figures.h"
 
 /* A backlog is reported in the log if its oldest claim has been expired for longer. */
 #define IDEM_BACKLOG_LATE (300 * USECS_PER_SEC)
@@ -36,4 +36,4 @@ extern IdemBacklogNews idem_backlog_advance(IdemBacklog *backlog,
  */
 extern double idem_backlog_done(const IdemBacklog *backlog, TimestampTz now);
 
-#endif							/* IDEM_CLEAN_BACKLOG_H */
+#endif							/* IDEM_SHARED_BACKLOG_H */

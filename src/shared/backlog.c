@@ -15,7 +15,7 @@
  */
 #include "postgres.h"
 
-#include "clean/backlog.h"
+#include "shared/backlog.h"
 
 IdemBacklogNews
 idem_backlog_advance(IdemBacklog *backlog, const IdemCleanupReport *report,
