@@ -113,7 +113,7 @@ my %may_execute = (
 	tables => [],
 	app => [qw(idem_call idem__call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
 		idem_release idem_fence idem_heal idem_result idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
-	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_heal idem_cleanup idem_cleanup_all
+	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_erase idem__erase idem_heal idem_cleanup idem_cleanup_all
 		idem__cleanup_step idem_stat_reset idem__stat_cleanup_counters idem__stat_cleaning idem__stat_claims_counters
 		idem__unsettled_claims idem__held_keys idem_start_worker idem__stat_launcher idem__stat_scopes_counters idem__stat_scope_shares)]);
 my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup idem_stat_claims idem_stat_table idem_stat_scopes
@@ -148,6 +148,7 @@ for my $database (sort keys %extension)
 		SELECT p.proname, p.prokind, coalesce((SELECT string_agg(format_type(t, NULL), ',' ORDER BY o) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (t, o)), ''),
 			p.oid::regprocedure, (p.prorettype = 'trigger'::regtype)::int
 		FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e' JOIN pg_extension e ON e.oid = d.refobjid AND e.extname ~ '^idem'
+		WHERE p.prorettype <> 'internal'::regtype		-- SQL cannot call it
 		ORDER BY 4});
 	my @relations = rows($database, q{
 		SELECT c.relname, c.relkind FROM pg_class c JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
