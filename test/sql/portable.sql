@@ -546,10 +546,11 @@ CREATE ROLE regress_idem_app;
 CREATE ROLE regress_idem_operator;
 SELECT idem_grant('regress_idem_app', 'app');
 SELECT idem_grant('regress_idem_operator', 'operator');
--- No internal function can be called by anybody, but for parts of what an operator calls.
-SELECT count(*) > 20 AS has_functions, bool_or(has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
+-- No internal function can be called by anybody, but for parts of what an application or an operator calls.
+SELECT count(*) > 20 AS has_functions,
+	array_agg(p.proname ORDER BY p.proname) FILTER (WHERE has_function_privilege('regress_idem_app', p.oid, 'EXECUTE')) AS app,
 	array_agg(p.proname ORDER BY p.proname) FILTER (WHERE has_function_privilege('regress_idem_operator', p.oid, 'EXECUTE')) AS operator
-FROM pg_proc p WHERE proname LIKE 'idem\_\_%' OR proname = 'idem__scopes_guard';
+FROM pg_proc p WHERE proname LIKE 'idem\_\_%';
 -- Functions that can be called, that run as their owner, or that are triggers find nothing in
 -- their caller's search_path, nor in our schema; but for those that commit.
 SELECT p.oid::regprocedure FROM pg_proc AS p
