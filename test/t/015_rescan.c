@@ -20,7 +20,7 @@
 
 static void check(bool condition, const char *text);
 
-#include "rescan.c"
+#include "clean/schedule.c"
 
 #define SECOND USECS_PER_SEC
 #define START 2000				/* the first second of a simulation */
