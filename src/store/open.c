@@ -715,9 +715,9 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
+			locked_parts = NIL;
 			the_store = NULL;
 			locked_claims = locked_key_index = locked_tokens = InvalidOid;
-			locked_parts = NIL;
 			has_written = false;
 			break;
 		default:

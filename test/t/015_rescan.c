@@ -6,7 +6,7 @@
  * A simulated database has rows that come at a steady rate and expire, dead entries where
  * rows were removed, and strays: rows that appear behind the mark, announced or not, maybe
  * locked for some time.  The launcher, the batch and the earliest expiry that is known do
- * what launcher.c, cleanup.c and stats.c do.
+ * what launcher.c, batch.c and stats.c do.
  */
 #include "postgres.h"
 
@@ -137,7 +137,7 @@ clean_strays(IdemCleanupBatch *batch, int second)
 	}
 }
 
-/* cleanup.c, a second at a time */
+/* batch.c, a second at a time */
 static void
 clean(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 {
