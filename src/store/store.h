@@ -46,7 +46,8 @@ typedef struct IdemRow
  * until the statement ends that has found it: the statement has had a snapshot since before the
  * look, so whatever transaction ends the version runs beside that snapshot.  Therefore neither
  * pruning nor VACUUM removes the version, and no other row gets its place: also while the caller
- * waits for a holder, or has given the lock of the table back (idem_store_step_back()).
+ * waits for a holder, or has given the lock of the table back (idem_store_step_back()).  (On 15
+ * and 16 with old_snapshot_threshold, a statement that is older than that lacks this protection.)
  */
 typedef struct IdemRowRef
 {

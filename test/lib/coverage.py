@@ -111,12 +111,12 @@ def count(file, source):
 def main():
     totals = [[0, 0], [0, 0], [0, 0]]
     known, unknown = {}, []
-    print('%-16s %-22s %-22s %s' % ('', 'lines', 'branches', 'branches of our own conditions'))
+    print('%-24s %-22s %-22s %s' % ('', 'lines', 'branches', 'branches of our own conditions'))
     for file in json.load(open(sys.argv[1]))['files']:
-        name = file['file'].split('/')[-1]
+        name = file['file'].rsplit('src/', 1)[-1]
         source = open('%s/src/%s' % (sys.argv[2], name)).read().split('\n')
         counts, missed = count(file, source)
-        print('%-16s' % name, *map(percent, counts))
+        print('%-24s' % name, *map(percent, counts))
         for total, one in zip(totals, counts):
             total[0] += one[0]
             total[1] += one[1]
