@@ -119,7 +119,7 @@ sub content
 		SELECT last_value, is_called FROM requests.idem_token_seq;
 		SELECT a.grantee::regrole, p.proname, p.pronargs FROM pg_proc p, aclexplode(p.proacl) a
 			WHERE a.grantee::regrole::text IN ('app', 'operator')
-				AND p.proname !~ '^idem_(stat_|cleanup_step|call_settle|metrics|cleanup_batch|unsettled_claims|held_keys|start_worker)'		-- which differ
+				AND p.proname !~ '^idem_(_|stat_|metrics|cleanup_batch|start_worker)'		-- which differ
 				AND p.pronamespace = 'requests'::regnamespace
 			ORDER BY 1, 2, 3;
 	});

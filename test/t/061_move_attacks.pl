@@ -288,7 +288,7 @@ for my $right (sort keys %revoked)
 	my $is_now = rights($role_without{$right});
 	unlike($is_now, qr/\b\Q$revoked{$right}\E\b/, "$revoked{$right}: was revoked, and stays so");
 	# Rights on objects that the C edition does not have are lost, and a WARNING names them.
-	my $rest = join ', ', grep { !/^idem_(?:settings|stat_scope_shares)\b/ } split /, /, $of_role{$role_without{$right}};
+	my $rest = join ', ', grep { !/^idem_(?:settings|_stat_scope_shares)\b/ } split /, /, $of_role{$role_without{$right}};
 	is($is_now, $rest, "$revoked{$right}: and the rest is kept");
 }
 

@@ -62,7 +62,7 @@ my $update = join(
 	block('Untyped literals', $extension, "$extension AND p.proname OPERATOR(pg_catalog.=) 'idem_call'"),
 	block('PostgreSQL\'s own defaults', $others, "$others AND o.object OPERATOR(pg_catalog.~) $new_members"),
 	block('other table may use them'));
-$update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|change_rights)\b)/CREATE OR REPLACE $1/mg;
+$update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|_change_rights)\b)/CREATE OR REPLACE $1/mg;
 $old =~ s/^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?), expires_at\n/$1\n/ms or die 'idem_unsettled has no expires_at';
 $old =~ s/autovacuum_vacuum_threshold = 5000/autovacuum_vacuum_threshold = 1000/ or die 'another threshold';
 
@@ -262,7 +262,7 @@ sub not_refused
 		SELECT format('SELECT %L; SELECT * FROM %s(%s);', p.oid::regprocedure, p.oid::regproc,
 			(SELECT string_agg(format('%s::%s', CASE t.type::regtype::text WHEN 'text' THEN '''now()''' WHEN 'jsonb' THEN '''{}'''
 					WHEN 'bigint' THEN '1' WHEN 'integer' THEN '1' WHEN 'interval' THEN '''1 s''' WHEN 'timestamp with time zone' THEN 'now()'
-					WHEN 'text[]' THEN '''{x}''' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
+					WHEN 'text[]' THEN '''{x}''' WHEN 'uuid' THEN 'gen_random_uuid()' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
 		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype NOT IN ('trigger'::regtype, 'internal'::regtype)
 			AND p.proname !~ '^idem_(_?stat_.*|fingerprint|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
