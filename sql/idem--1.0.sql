@@ -4,7 +4,8 @@
  * The extension is trusted: a role that may create objects in the database can
  * install it, and the objects then belong to the bootstrap superuser.  So
  *
- * - every name in this script is qualified;
+ * - every name of ours is qualified.  Other names are looked up in pg_catalog alone: the script
+ *	 sets the search_path, and so does each function in SQL that does not qualify its names;
  * - no name of a schema or a role is substituted within quotes, which it could end: where a
  *	 string needs one, it comes from pg_extension;
  * - no function here is SECURITY DEFINER.  What is in C acts on the extension's own
@@ -18,10 +19,8 @@
 
 -- ----- whether it can be installed -----
 
+-- CREATE EXTENSION has put the schema into the search_path, in front of objects of its owner.
 DO $block$
-DECLARE
-	me pg_catalog.pg_extension;
-	other pg_catalog.text;
 BEGIN
 	IF pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.<) 150004 THEN
 		RAISE EXCEPTION 'idem needs PostgreSQL 15.4 or later'
@@ -29,34 +28,44 @@ BEGIN
 			DETAIL = 'Older releases paste the name of a schema into the scripts of trusted extensions unchecked (CVE-2023-39417).',
 			HINT = 'Update the server to the newest minor release of PostgreSQL 15.';
 	END IF;
-	SELECT e.* INTO me FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
-
 	-- This script makes objects by the name of the schema, and finds them by its OID.  Until it has
 	-- ended, the name must mean that schema: an owner who renames it could have the script run his
 	-- function as a superuser.  ALTER SCHEMA waits for the lock of the row.
-	PERFORM FROM pg_catalog.pg_namespace n
-	WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace AND n.nspname OPERATOR(pg_catalog.=) pg_catalog.current_schema()
-	FOR SHARE;
+	PERFORM FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND n.nspname OPERATOR(pg_catalog.=) pg_catalog.current_schema()
+	FOR SHARE OF n;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'the schema of extension idem was renamed or dropped meanwhile'
 			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Create the extension again.';
 	END IF;
+END
+$block$;
+
+-- CREATE EXTENSION sets it back.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+DO $block$
+DECLARE
+	me pg_extension;
+	other text;
+BEGIN
+	SELECT e.* INTO me FROM pg_extension e WHERE e.extname = 'idem';
 
 	-- This script runs as a superuser, so the server does not ask whether the installer may.
-	IF NOT pg_catalog.has_schema_privilege(me.extowner, me.extnamespace, 'CREATE') THEN
-		RAISE EXCEPTION 'role % may not create objects in schema %', me.extowner::pg_catalog.regrole, me.extnamespace::pg_catalog.regnamespace
+	IF NOT has_schema_privilege(me.extowner, me.extnamespace, 'CREATE') THEN
+		RAISE EXCEPTION 'role % may not create objects in schema %', me.extowner::regrole, me.extnamespace::regnamespace
 			USING ERRCODE = 'insufficient_privilege',
-			HINT = pg_catalog.format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.',
-				me.extnamespace::pg_catalog.regnamespace, me.extowner::pg_catalog.regrole);
+			HINT = format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.',
+				me.extnamespace::regnamespace, me.extowner::regrole);
 	END IF;
 
 	-- Two editions in one database would not know of each other's claims.  Temporary schemas
 	-- are ignored: nobody installs idem there.
-	SELECT pg_catalog.format('%I', n.nspname) INTO other
-	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
-		JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'idem_claims'
-	WHERE p.proname OPERATOR(pg_catalog.=) 'idem_try_claim'
-		AND NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_temp_')
+	SELECT format('%I', n.nspname) INTO other
+	FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idem_claims'
+	WHERE p.proname = 'idem_try_claim'
+		AND NOT starts_with(n.nspname::text, 'pg_temp_')
 	LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
@@ -66,25 +75,25 @@ BEGIN
 	END IF;
 
 	-- A call with untyped literals, such as idem_grant('app', 'app'), would find them first.
-	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO other
-	FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) p.proowner
-	WHERE p.pronamespace OPERATOR(pg_catalog.=) me.extnamespace
-		AND pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem_')
-		AND NOT r.rolsuper AND r.oid OPERATOR(pg_catalog.<>) me.extowner;
+	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO other
+	FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner
+	WHERE p.pronamespace = me.extnamespace
+		AND starts_with(p.proname::text, 'idem_')
+		AND NOT r.rolsuper AND r.oid <> me.extowner;
 	IF other IS NOT NULL THEN
 		RAISE EXCEPTION 'others own functions in schema % that would be called instead of those of idem: %',
-				me.extnamespace::pg_catalog.regnamespace, other
+				me.extnamespace::regnamespace, other
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 			HINT = 'Drop them, or install idem into a schema of its own.';
 	END IF;
-	SELECT pg_catalog.string_agg(CASE WHEN a.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN 'PUBLIC'
-			ELSE a.grantee::pg_catalog.regrole::pg_catalog.text END, ', ') INTO other
-	FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
-	WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace
-		AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE' AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
-		AND a.grantee OPERATOR(pg_catalog.<>) me.extowner;
+	SELECT string_agg(CASE WHEN a.grantee = '0'::oid THEN 'PUBLIC'
+			ELSE a.grantee::regrole::text END, ', ') INTO other
+	FROM pg_namespace n, aclexplode(n.nspacl) a
+	WHERE n.oid = me.extnamespace
+		AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+		AND a.grantee <> me.extowner;
 	IF other IS NOT NULL THEN
-		RAISE WARNING 'others may create objects in schema %: %', me.extnamespace::pg_catalog.regnamespace, other
+		RAISE WARNING 'others may create objects in schema %: %', me.extnamespace::regnamespace, other
 			USING DETAIL = 'A function that they create there, idem_claim(varchar, varchar) or idem_grant(text, text) say, can be called instead of the one of idem.',
 			HINT = 'Revoke CREATE on the schema from them; or drop the extension and install it into a schema of its own.';
 	END IF;
@@ -94,8 +103,8 @@ $block$;
 -- Tables and indexes go where the database has its own: the installer's default_tablespace can
 -- be one in which that role may create nothing.  The last statement gives the setting back:
 -- until the end of the transaction, nothing else would.
-SELECT pg_catalog.set_config('idem_install.tablespace', pg_catalog.current_setting('default_tablespace'), true),
-	pg_catalog.set_config('default_tablespace', '', true);
+SELECT set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
+	set_config('default_tablespace', '', true);
 
 -- ----- types -----
 
@@ -119,16 +128,16 @@ COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
 -- prevents a second execution, and memcmp is fast.  The request id leads the key, so that
 -- time-ordered ids (UUIDv7, ULID) append on the right.
 CREATE TABLE @extschema@.idem_claims (
-	expires_at pg_catalog.timestamptz NOT NULL,
-	lease_until pg_catalog.timestamptz,
-	token pg_catalog.int8,
+	expires_at timestamptz NOT NULL,
+	lease_until timestamptz,
+	token int8,
 	state @extschema@.idem_state NOT NULL,
-	request_id pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-	user_id pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-	scope pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-	fingerprint pg_catalog.bytea,
-	result pg_catalog.jsonb,
-	progress pg_catalog.jsonb,
+	request_id text COLLATE "C" NOT NULL,
+	user_id text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	fingerprint bytea,
+	result jsonb,
+	progress jsonb,
 	PRIMARY KEY (request_id, user_id, scope)
 ) USING heap WITH (
 	-- Rows come and go at a high rate.  VACUUM must find dead rows while they are few, so
@@ -148,7 +157,7 @@ CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 -- does not even open this index for it.  The end of the lease is not in the index: with it,
 -- idem_extend() could not update a row in place (HOT).
 CREATE INDEX idem_claims_unsettled_idx ON @extschema@.idem_claims (scope)
-	WHERE state OPERATOR(pg_catalog.=) 'in_progress'::@extschema@.idem_state;
+	WHERE state = 'in_progress'::@extschema@.idem_state;
 
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
 COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'the claim is remembered at least until this time';
@@ -156,47 +165,47 @@ COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL
 COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
 COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
 
-CREATE SEQUENCE @extschema@.idem_token_seq AS pg_catalog.int8 CACHE 1;
+CREATE SEQUENCE @extschema@.idem_token_seq AS int8 CACHE 1;
 
 COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- scopes -----
 
 CREATE TABLE @extschema@.idem_scopes (
-	scope pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY
-		CHECK (pg_catalog.octet_length(scope) OPERATOR(pg_catalog.<=) 255),
-	ttl pg_catalog.interval
+	scope text COLLATE "C" PRIMARY KEY
+		CHECK (octet_length(scope) <= 255),
+	ttl interval
 		CONSTRAINT idem_scopes_ttl_check CHECK (
-			ttl OPERATOR(pg_catalog.>) pg_catalog.interval '0'
-			AND ttl OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
-			AND pg_catalog.date_part('year', ttl) OPERATOR(pg_catalog.=) 0
-			AND pg_catalog.date_part('month', ttl) OPERATOR(pg_catalog.=) 0),
-	lease pg_catalog.interval
+			ttl > interval '0'
+			AND ttl <= interval '36500 days'
+			AND date_part('year', ttl) = 0
+			AND date_part('month', ttl) = 0),
+	lease interval
 		CONSTRAINT idem_scopes_lease_check CHECK (
-			lease OPERATOR(pg_catalog.>) pg_catalog.interval '0'
-			AND lease OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
-			AND pg_catalog.date_part('year', lease) OPERATOR(pg_catalog.=) 0
-			AND pg_catalog.date_part('month', lease) OPERATOR(pg_catalog.=) 0),
-	lease_max pg_catalog.interval
+			lease > interval '0'
+			AND lease <= interval '36500 days'
+			AND date_part('year', lease) = 0
+			AND date_part('month', lease) = 0),
+	lease_max interval
 		CONSTRAINT idem_scopes_lease_max_check CHECK (
-			lease_max OPERATOR(pg_catalog.>) pg_catalog.interval '0'
-			AND lease_max OPERATOR(pg_catalog.<=) pg_catalog.interval '36500 days'
-			AND pg_catalog.date_part('year', lease_max) OPERATOR(pg_catalog.=) 0
-			AND pg_catalog.date_part('month', lease_max) OPERATOR(pg_catalog.=) 0),
-	failed pg_catalog.text NOT NULL DEFAULT 'terminal'
-		CHECK (failed OPERATOR(pg_catalog.=) 'terminal' OR failed OPERATOR(pg_catalog.=) 'retryable'),
-	lapsed pg_catalog.text NOT NULL DEFAULT 'reclaim'
-		CHECK (lapsed OPERATOR(pg_catalog.=) 'reclaim' OR lapsed OPERATOR(pg_catalog.=) 'unknown'),
-	expired pg_catalog.text NOT NULL DEFAULT 'protect'
-		CHECK (expired OPERATOR(pg_catalog.=) 'protect' OR expired OPERATOR(pg_catalog.=) 'reclaim'),
-	key_time pg_catalog.text NOT NULL DEFAULT 'any'
-		CHECK (key_time OPERATOR(pg_catalog.=) 'any' OR key_time OPERATOR(pg_catalog.=) 'uuidv7'),
-	result_max_bytes pg_catalog.int4
-		CHECK (result_max_bytes OPERATOR(pg_catalog.>) 0
-			AND result_max_bytes OPERATOR(pg_catalog.<=) 267386880),
-	guarded_since pg_catalog.timestamptz,
+			lease_max > interval '0'
+			AND lease_max <= interval '36500 days'
+			AND date_part('year', lease_max) = 0
+			AND date_part('month', lease_max) = 0),
+	failed text NOT NULL DEFAULT 'terminal'
+		CHECK (failed = 'terminal' OR failed = 'retryable'),
+	lapsed text NOT NULL DEFAULT 'reclaim'
+		CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
+	expired text NOT NULL DEFAULT 'protect'
+		CHECK (expired = 'protect' OR expired = 'reclaim'),
+	key_time text NOT NULL DEFAULT 'any'
+		CHECK (key_time = 'any' OR key_time = 'uuidv7'),
+	result_max_bytes int4
+		CHECK (result_max_bytes > 0
+			AND result_max_bytes <= 267386880),
+	guarded_since timestamptz,
 	CONSTRAINT idem_scopes_key_time_ttl_check
-		CHECK (key_time OPERATOR(pg_catalog.<>) 'uuidv7' OR ttl IS NOT NULL)
+		CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
@@ -211,7 +220,7 @@ COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result th
 COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale; set by a trigger';
 
 CREATE FUNCTION @extschema@.idem__scopes_changed()
-RETURNS pg_catalog.trigger
+RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem__scopes_changed'
 LANGUAGE C;
 
@@ -230,7 +239,7 @@ ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__scopes_changed;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed_all;
 
 CREATE FUNCTION @extschema@.idem__scopes_guard()
-RETURNS pg_catalog.trigger
+RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem__scopes_guard'
 LANGUAGE C;
 
@@ -244,198 +253,198 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 -- ----- claiming -----
 
 -- Refuses a claim where the server can evaluate it twice for one row
-CREATE FUNCTION @extschema@.idem__claim_support(pg_catalog.internal)
-RETURNS pg_catalog.internal
+CREATE FUNCTION @extschema@.idem__claim_support(internal)
+RETURNS internal
 AS 'MODULE_PATHNAME', 'idem__claim_support'
 LANGUAGE C STRICT;
 
 CREATE FUNCTION @extschema@.idem_claim(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '',
-	fingerprint pg_catalog.bytea DEFAULT NULL,
-	wait pg_catalog.interval DEFAULT NULL)
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL,
+	wait interval DEFAULT NULL)
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
+COMMENT ON FUNCTION @extschema@.idem_claim(text, text, text, bytea, interval) IS
 'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
 
 CREATE FUNCTION @extschema@.idem_try_claim(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '',
-	fingerprint pg_catalog.bytea DEFAULT NULL,
-	wait pg_catalog.interval DEFAULT NULL,
+	user_id text,
+	request_id text,
+	scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL,
+	wait interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome,
-	OUT result pg_catalog.jsonb,
-	OUT progress pg_catalog.jsonb,
-	OUT expires_at pg_catalog.timestamptz,
-	OUT lease_until pg_catalog.timestamptz)
+	OUT result jsonb,
+	OUT progress jsonb,
+	OUT expires_at timestamptz,
+	OUT lease_until timestamptz)
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_try_claim(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval) IS
+COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval) IS
 'claims a request for this transaction, and returns the outcome instead of raising it. Use it in FROM';
 
 CREATE FUNCTION @extschema@.idem_lease(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	lease pg_catalog.interval,
-	scope pg_catalog.text DEFAULT '',
-	fingerprint pg_catalog.bytea DEFAULT NULL,
-	wait pg_catalog.interval DEFAULT NULL,
+	user_id text,
+	request_id text,
+	lease interval,
+	scope text DEFAULT '',
+	fingerprint bytea DEFAULT NULL,
+	wait interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome,
-	OUT result pg_catalog.jsonb,
-	INOUT progress pg_catalog.jsonb DEFAULT NULL,
-	OUT expires_at pg_catalog.timestamptz,
-	OUT lease_until pg_catalog.timestamptz,
-	OUT token pg_catalog.int8)
+	OUT result jsonb,
+	INOUT progress jsonb DEFAULT NULL,
+	OUT expires_at timestamptz,
+	OUT lease_until timestamptz,
+	OUT token int8)
 AS 'MODULE_PATHNAME', 'idem_lease'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_lease(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.text, pg_catalog.bytea, pg_catalog.interval, pg_catalog.jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_lease(text, text, interval, text, bytea, interval, jsonb) IS
 'claims a request for work that is not one transaction: until the lease ends, or a call with the token settles it. Use it in FROM';
 
 CREATE FUNCTION @extschema@.idem_claim_many(
-	user_ids pg_catalog.text[],
-	request_ids pg_catalog.text[],
-	scope pg_catalog.text DEFAULT '',
-	fingerprints pg_catalog.bytea[] DEFAULT NULL,
-	wait pg_catalog.interval DEFAULT NULL)
+	user_ids text[],
+	request_ids text[],
+	scope text DEFAULT '',
+	fingerprints bytea[] DEFAULT NULL,
+	wait interval DEFAULT NULL)
 RETURNS TABLE (
-	ordinal pg_catalog.int4,
+	ordinal int4,
 	outcome @extschema@.idem_outcome,
-	result pg_catalog.jsonb)
+	result jsonb)
 AS 'MODULE_PATHNAME', 'idem_claim_many'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_claim_many(pg_catalog.text[], pg_catalog.text[], pg_catalog.text, pg_catalog.bytea[], pg_catalog.interval) IS
+COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], text[], text, bytea[], interval) IS
 'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';
 
 CREATE FUNCTION @extschema@.idem_skip_duplicates()
-RETURNS pg_catalog.trigger
+RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem_skip_duplicates'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_skip_duplicates() IS
 'trigger BEFORE INSERT, arguments scope, user column, request column: claims the request of each row, and skips the row if it was done before';
 
-CREATE FUNCTION @extschema@.idem_complete(result pg_catalog.jsonb DEFAULT NULL)
-RETURNS pg_catalog.bool
+CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL)
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_complete_held'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_complete(jsonb) IS
 'stores the response of the only unsettled request of this transaction';
 
 CREATE FUNCTION @extschema@.idem_complete(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	result pg_catalog.jsonb,
-	token pg_catalog.int8 DEFAULT NULL,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	result jsonb,
+	token int8 DEFAULT NULL,
+	scope text DEFAULT '')
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_complete'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_complete(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.int8, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_complete(text, text, jsonb, int8, text) IS
 'stores the response of a request that this transaction holds, or whose lease has the token: true, stored; false, an identical repeat';
 
-CREATE FUNCTION @extschema@.idem_fail(error pg_catalog.jsonb)
-RETURNS pg_catalog.bool
+CREATE FUNCTION @extschema@.idem_fail(error jsonb)
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_fail_held'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_fail(jsonb) IS
 'ends the only unsettled request of this transaction as failed; recorded only if the transaction commits';
 
 CREATE FUNCTION @extschema@.idem_fail(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	error pg_catalog.jsonb,
-	token pg_catalog.int8 DEFAULT NULL,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	error jsonb,
+	token int8 DEFAULT NULL,
+	scope text DEFAULT '')
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_fail(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.int8, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_fail(text, text, jsonb, int8, text) IS
 'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
 
 -- ----- calling -----
 
 CREATE FUNCTION @extschema@.idem_call(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	function pg_catalog.text,
-	arguments pg_catalog.jsonb DEFAULT '{}',
-	scope pg_catalog.text DEFAULT '',
-	wait pg_catalog.interval DEFAULT NULL)
-RETURNS pg_catalog.jsonb
+	user_id text,
+	request_id text,
+	function text,
+	arguments jsonb DEFAULT '{}',
+	scope text DEFAULT '',
+	wait interval DEFAULT NULL)
+RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_call'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.interval) IS
+COMMENT ON FUNCTION @extschema@.idem_call(text, text, text, jsonb, text, interval) IS
 'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';
 
 -- ----- leases -----
 
 CREATE FUNCTION @extschema@.idem_extend(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	token pg_catalog.int8,
-	lease pg_catalog.interval DEFAULT NULL,
-	progress pg_catalog.jsonb DEFAULT NULL,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.timestamptz
+	user_id text,
+	request_id text,
+	token int8,
+	lease interval DEFAULT NULL,
+	progress jsonb DEFAULT NULL,
+	scope text DEFAULT '')
+RETURNS timestamptz
 AS 'MODULE_PATHNAME', 'idem_extend'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_extend(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.interval, pg_catalog.jsonb, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
 'heartbeat: the lease ends that long from now (NULL: the scope''s lease, but no earlier than before), returns when; records progress';
 
 CREATE FUNCTION @extschema@.idem_release(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	token pg_catalog.int8,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	token int8,
+	scope text DEFAULT '')
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, int8, text) IS
 'gives up a lease, so that the next waiter claims: true, released; false, there was no such request';
 
 CREATE FUNCTION @extschema@.idem_fence(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	token pg_catalog.int8,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.void
+	user_id text,
+	request_id text,
+	token int8,
+	scope text DEFAULT '')
+RETURNS void
 AS 'MODULE_PATHNAME', 'idem_fence'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_fence(pg_catalog.text, pg_catalog.text, pg_catalog.int8, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
 'locks the lease until this transaction ends, so that nobody takes it over, or raises ID410: begin each transaction of leased work with it';
 
 CREATE FUNCTION @extschema@.idem_heal(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	result pg_catalog.jsonb,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	result jsonb,
+	scope text DEFAULT '')
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_heal'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_heal(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_heal(text, text, jsonb, text) IS
 'settles the lease of any holder, after its work was found done: true, settled; false, it was settled before';
 
 -- ----- reading -----
 
 CREATE FUNCTION @extschema@.idem_result()
-RETURNS pg_catalog.jsonb
+RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_result_latest'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -443,14 +452,14 @@ COMMENT ON FUNCTION @extschema@.idem_result() IS
 'result, as stored so far, of the request that this transaction''s latest claim call named';
 
 CREATE FUNCTION @extschema@.idem_result(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.jsonb
+	user_id text,
+	request_id text,
+	scope text DEFAULT '')
+RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_result'
 LANGUAGE C STABLE PARALLEL RESTRICTED;
 
-COMMENT ON FUNCTION @extschema@.idem_result(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_result(text, text, text) IS
 'stored result of a request, or error of a failed one; NULL if there is none';
 
 CREATE FUNCTION @extschema@.idem_status()
@@ -462,80 +471,80 @@ COMMENT ON FUNCTION @extschema@.idem_status() IS
 'what the latest claim call of this transaction answered: claimed also after the request was completed';
 
 CREATE FUNCTION @extschema@.idem_status(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '')
+	user_id text,
+	request_id text,
+	scope text DEFAULT '')
 RETURNS @extschema@.idem_outcome
 AS 'MODULE_PATHNAME', 'idem_status'
 LANGUAGE C STABLE PARALLEL RESTRICTED;
 
-COMMENT ON FUNCTION @extschema@.idem_status(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
 'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';
 
 CREATE FUNCTION @extschema@.idem_lookup(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '')
+	user_id text,
+	request_id text,
+	scope text DEFAULT '')
 RETURNS TABLE (
 	state @extschema@.idem_state,
-	expires_at pg_catalog.timestamptz,
-	lease_until pg_catalog.timestamptz,
-	fingerprint pg_catalog.bytea,
-	result pg_catalog.jsonb,
-	progress pg_catalog.jsonb,
-	committed_at pg_catalog.timestamptz)
+	expires_at timestamptz,
+	lease_until timestamptz,
+	fingerprint bytea,
+	result jsonb,
+	progress jsonb,
+	committed_at timestamptz)
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1;
 
-COMMENT ON FUNCTION @extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
 'everything stored about a request except its token; no row if it is not remembered';
 
 CREATE FUNCTION @extschema@.idem_lapsed(
-	INOUT scope pg_catalog.text DEFAULT NULL,
-	"limit" pg_catalog.int4 DEFAULT 100,
-	OUT user_id pg_catalog.text,
-	OUT request_id pg_catalog.text,
-	OUT status pg_catalog.text,
-	OUT lease_until pg_catalog.timestamptz,
-	OUT progress pg_catalog.jsonb)
-RETURNS SETOF pg_catalog.record
+	INOUT scope text DEFAULT NULL,
+	"limit" int4 DEFAULT 100,
+	OUT user_id text,
+	OUT request_id text,
+	OUT status text,
+	OUT lease_until timestamptz,
+	OUT progress jsonb)
+RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_lapsed'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 100;
 
-COMMENT ON FUNCTION @extschema@.idem_lapsed(pg_catalog.text, pg_catalog.int4) IS
+COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
 'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: idem_lease() takes it over, unknown: find out, then settle it with idem_heal()';
 
-CREATE FUNCTION @extschema@.idem_fingerprint(parameters pg_catalog.jsonb)
-RETURNS pg_catalog.bytea
+CREATE FUNCTION @extschema@.idem_fingerprint(parameters jsonb)
+RETURNS bytea
 AS 'MODULE_PATHNAME', 'idem_fingerprint'
 LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
 
-COMMENT ON FUNCTION @extschema@.idem_fingerprint(pg_catalog.jsonb) IS
+COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
 'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
 
 -- ----- operating -----
 
 CREATE FUNCTION @extschema@.idem_forget(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text DEFAULT '')
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	scope text DEFAULT '')
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_forget(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text, text) IS
 'operator: forgets a request, so that it can be executed again: true, forgotten; false, there was no such request';
 
 CREATE FUNCTION @extschema@.idem__erase(
-	user_id pg_catalog.text,
-	request_id pg_catalog.text,
-	scope pg_catalog.text)
-RETURNS pg_catalog.bool
+	user_id text,
+	request_id text,
+	scope text)
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem__erase'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
 -- The keys are listed when the call begins.  A request that is claimed later is not among them.
-CREATE PROCEDURE @extschema@.idem_erase(user_id pg_catalog.text, scope pg_catalog.text DEFAULT NULL)
+CREATE PROCEDURE @extschema@.idem_erase(user_id text, scope text DEFAULT NULL)
 LANGUAGE plpgsql
 AS $procedure$
 DECLARE
@@ -574,35 +583,35 @@ BEGIN
 END
 $procedure$;
 
-COMMENT ON PROCEDURE @extschema@.idem_erase(pg_catalog.text, pg_catalog.text) IS
+COMMENT ON PROCEDURE @extschema@.idem_erase(text, text) IS
 'operator: results, errors and progress of a user''s settled requests become NULL, in a scope or in all; the requests stay guarded. Commits in between';
 
 -- ----- cleaning -----
 
-CREATE FUNCTION @extschema@.idem_cleanup(batch_size pg_catalog.int4 DEFAULT NULL)
-RETURNS pg_catalog.int8
+CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL)
+RETURNS int8
 AS 'MODULE_PATHNAME', 'idem_cleanup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem_cleanup(pg_catalog.int4) IS
+COMMENT ON FUNCTION @extschema@.idem_cleanup(int4) IS
 'operator: removes expired claims in this transaction, for about a second and at most batch_size of them (NULL: idem.cleanup_batch_size); returns how many';
 
 CREATE FUNCTION @extschema@.idem__cleanup_step(
-	batch_size pg_catalog.int4,
-	start pg_catalog.timestamptz,
-	expired_before pg_catalog.timestamptz,
-	OUT rows_deleted pg_catalog.int8,
-	OUT more pg_catalog.bool,
-	OUT next_start pg_catalog.timestamptz)
+	batch_size int4,
+	start timestamptz,
+	expired_before timestamptz,
+	OUT rows_deleted int8,
+	OUT more bool,
+	OUT next_start timestamptz)
 AS 'MODULE_PATHNAME', 'idem__cleanup_step'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
 
-COMMENT ON FUNCTION @extschema@.idem__cleanup_step(pg_catalog.int4, pg_catalog.timestamptz, pg_catalog.timestamptz) IS
+COMMENT ON FUNCTION @extschema@.idem__cleanup_step(int4, timestamptz, timestamptz) IS
 'for idem_cleanup_all(): one batch, from one low-water mark to the next';
 
 -- expired_before is the time of the call: otherwise it would not end while claims expire.
 -- start is the low-water mark, which spares each batch the dead entries of the ones before.
-CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
+CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size int4 DEFAULT NULL)
 LANGUAGE plpgsql
 AS $procedure$
 DECLARE
@@ -639,11 +648,11 @@ BEGIN
 END
 $procedure$;
 
-COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(pg_catalog.int4) IS
+COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(int4) IS
 'operator: removes all claims that have expired by now, except those that another transaction has locked; commits after each batch';
 
 CREATE FUNCTION @extschema@.idem_start_worker()
-RETURNS pg_catalog.bool
+RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_start_worker'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -653,26 +662,26 @@ COMMENT ON FUNCTION @extschema@.idem_start_worker() IS
 -- ----- statistics -----
 
 CREATE FUNCTION @extschema@.idem__stat_cleanup_counters(
-	OUT rows_deleted pg_catalog.int8,
-	OUT batches pg_catalog.int8,
-	OUT last_batch_seconds pg_catalog.float8,
-	OUT total_batch_seconds pg_catalog.float8,
-	OUT max_batch_seconds pg_catalog.float8,
-	OUT oldest_expired_age pg_catalog.interval,
-	OUT backlog pg_catalog.bool,
-	OUT rows_unknown pg_catalog.int8,
-	OUT last_run pg_catalog.timestamptz,
-	OUT errors pg_catalog.int8,
-	OUT last_error pg_catalog.text,
-	OUT last_error_at pg_catalog.timestamptz,
-	OUT worker_pids pg_catalog.int4[],
-	OUT stats_reset pg_catalog.timestamptz,
-	OUT duration_bounds pg_catalog.float8[],
-	OUT batches_by_duration pg_catalog.int8[],
-	OUT backlog_since pg_catalog.timestamptz,
-	OUT backlog_rows_deleted pg_catalog.int8,
-	OUT backlog_done pg_catalog.float8,
-	OUT shared_memory pg_catalog.text)
+	OUT rows_deleted int8,
+	OUT batches int8,
+	OUT last_batch_seconds float8,
+	OUT total_batch_seconds float8,
+	OUT max_batch_seconds float8,
+	OUT oldest_expired_age interval,
+	OUT backlog bool,
+	OUT rows_unknown int8,
+	OUT last_run timestamptz,
+	OUT errors int8,
+	OUT last_error text,
+	OUT last_error_at timestamptz,
+	OUT worker_pids int4[],
+	OUT stats_reset timestamptz,
+	OUT duration_bounds float8[],
+	OUT batches_by_duration int8[],
+	OUT backlog_since timestamptz,
+	OUT backlog_rows_deleted int8,
+	OUT backlog_done float8,
+	OUT shared_memory text)
 AS 'MODULE_PATHNAME', 'idem__stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
@@ -682,7 +691,7 @@ COMMENT ON FUNCTION @extschema@.idem__stat_cleanup_counters() IS
 -- PARALLEL UNSAFE: the first call of a session can have to attach shared memory in a subtransaction,
 -- which a parallel plan does not allow.
 CREATE FUNCTION @extschema@.idem__stat_cleaning()
-RETURNS pg_catalog.text
+RETURNS text
 AS 'MODULE_PATHNAME', 'idem__stat_cleaning'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -690,7 +699,7 @@ COMMENT ON FUNCTION @extschema@.idem__stat_cleaning() IS
 'for the view idem_stat_cleanup: who cleans this database';
 
 CREATE FUNCTION @extschema@.idem__stat_launcher()
-RETURNS pg_catalog.int4
+RETURNS int4
 AS 'MODULE_PATHNAME', 'idem__stat_launcher'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
@@ -700,19 +709,19 @@ COMMENT ON FUNCTION @extschema@.idem__stat_launcher() IS
 -- Says what will not happen.  A WARNING: CREATE EXTENSION hides every NOTICE of its script.
 DO $block$
 DECLARE
-	cleaning pg_catalog.text;
+	cleaning text;
 BEGIN
-	EXECUTE (SELECT pg_catalog.format('SELECT %s.idem__stat_cleaning()', e.extnamespace::pg_catalog.regnamespace)
-		FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem') INTO cleaning;
-	IF NOT pg_catalog.starts_with(cleaning, 'worker') THEN
+	EXECUTE (SELECT format('SELECT %s.idem__stat_cleaning()', e.extnamespace::regnamespace)
+		FROM pg_extension e WHERE e.extname = 'idem') INTO cleaning;
+	IF NOT starts_with(cleaning, 'worker') THEN
 		RAISE WARNING '%', cleaning
-			USING DETAIL = CASE WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
-				AND pg_catalog.strpos(cleaning, 'idem_start_worker') OPERATOR(pg_catalog.=) 0
+			USING DETAIL = CASE WHEN strpos(cleaning, 'preload') > 0
+				AND strpos(cleaning, 'idem_start_worker') = 0
 				THEN 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all(). No claim is counted: idem_stat_cleanup, idem_stat_claims and idem_metrics raise an error.'
 				ELSE 'Expired claims stay, and still guard their requests, until somebody calls idem_cleanup_all().' END,
-			HINT = CASE WHEN pg_catalog.strpos(cleaning, 'idem_start_worker') OPERATOR(pg_catalog.>) 0
+			HINT = CASE WHEN strpos(cleaning, 'idem_start_worker') > 0
 				THEN 'Call idem_start_worker(), which needs no restart and lasts until the next one; or add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
-				WHEN pg_catalog.strpos(cleaning, 'preload') OPERATOR(pg_catalog.>) 0
+				WHEN strpos(cleaning, 'preload') > 0
 				THEN 'Add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
 				ELSE 'Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.' END;
 	END IF;
@@ -723,7 +732,7 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
 		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
 		last_error, last_error_at, worker_pids, stats_reset,
-		CASE WHEN pg_catalog.starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
+		CASE WHEN starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
 			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
 		c.launcher_pid, backlog_since, backlog_rows_deleted, backlog_done, shared_memory
 	FROM @extschema@.idem__stat_cleanup_counters(),
@@ -757,43 +766,43 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the late
 -- view that names it would keep it from being dropped and restored.  The owner can add tables of
 -- that name, but none in the extension's schema: so the view has one row.
 CREATE VIEW @extschema@.idem_stat_table AS
-	SELECT COALESCE(NULLIF(pg_catalog.pg_stat_get_live_tuples(t.oid), 0)::pg_catalog.float8, GREATEST(t.reltuples, 0))::pg_catalog.int8 AS claims,
-		pg_catalog.pg_stat_get_dead_tuples(t.oid) AS dead_rows,
-		pg_catalog.pg_total_relation_size(t.oid) AS bytes,
-		pg_catalog.pg_indexes_size(t.oid) AS index_bytes,
-		GREATEST(pg_catalog.pg_stat_get_last_vacuum_time(t.oid), pg_catalog.pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
+	SELECT COALESCE(NULLIF(pg_stat_get_live_tuples(t.oid), 0)::float8, GREATEST(t.reltuples, 0))::int8 AS claims,
+		pg_stat_get_dead_tuples(t.oid) AS dead_rows,
+		pg_total_relation_size(t.oid) AS bytes,
+		pg_indexes_size(t.oid) AS index_bytes,
+		GREATEST(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
 		o.holder AS held_back_by, o.pid AS held_back_by_pid, o.since AS held_back_since,
 		o.transactions AS held_back_transactions
-	FROM pg_catalog.pg_extension AS x
-		JOIN pg_catalog.pg_depend AS d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-			AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
-			AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
-		JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
-			AND t.relnamespace OPERATOR(pg_catalog.=) x.extnamespace AND t.relkind OPERATOR(pg_catalog.=) 'r'
+	FROM pg_extension AS x
+		JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass::oid
+			AND d.refobjid = x.oid AND d.deptype = 'e'
+			AND d.classid = 'pg_class'::regclass::oid
+		JOIN pg_class AS t ON t.oid = d.objid AND t.relname = 'idem_claims'
+			AND t.relnamespace = x.extnamespace AND t.relkind = 'r'
 		LEFT JOIN LATERAL (
 			SELECT h.holder, h.pid, h.since, h.transactions
 			FROM (
-				SELECT pg_catalog.format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
+				SELECT format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
 					a.pid, a.xact_start,
-					GREATEST(pg_catalog.age(a.backend_xmin), pg_catalog.age(a.backend_xid))
-				FROM pg_catalog.pg_stat_activity AS a
-				WHERE (a.datid IS NULL OR a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
-					AND a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+					GREATEST(age(a.backend_xmin), age(a.backend_xid))
+				FROM pg_stat_activity AS a
+				WHERE (a.datid IS NULL OR a.datname = current_database())
+					AND a.pid <> pg_backend_pid()
 					AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-					AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum AS v WHERE v.pid OPERATOR(pg_catalog.=) a.pid)
+					AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
 				UNION ALL
-				SELECT pg_catalog.format('prepared transaction "%s"', p.gid), NULL, p.prepared, pg_catalog.age(p.transaction)
-				FROM pg_catalog.pg_prepared_xacts AS p
-				WHERE p.database OPERATOR(pg_catalog.=) pg_catalog.current_database()
+				SELECT format('prepared transaction "%s"', p.gid), NULL, p.prepared, age(p.transaction)
+				FROM pg_prepared_xacts AS p
+				WHERE p.database = current_database()
 				UNION ALL
-				SELECT pg_catalog.format('replication slot "%s"', s.slot_name), s.active_pid, NULL, pg_catalog.age(s.xmin)
-				FROM pg_catalog.pg_replication_slots AS s
+				SELECT format('replication slot "%s"', s.slot_name), s.active_pid, NULL, age(s.xmin)
+				FROM pg_replication_slots AS s
 				WHERE s.xmin IS NOT NULL
 			) AS h (holder, pid, since, transactions)
 			ORDER BY h.transactions DESC, h.since NULLS FIRST
 			LIMIT 1
 		) AS o ON true
-	WHERE x.extname OPERATOR(pg_catalog.=) 'idem';
+	WHERE x.extname = 'idem';
 
 COMMENT ON VIEW @extschema@.idem_stat_table IS
 'size of idem_claims, as the server estimates it, and what keeps VACUUM from removing its dead rows';
@@ -808,13 +817,13 @@ COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_since IS 'when it began,
 COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transactions of the server since then';
 
 CREATE FUNCTION @extschema@.idem__unsettled_claims(
-	OUT scope pg_catalog.text,
-	OUT user_id pg_catalog.text,
-	OUT request_id pg_catalog.text,
-	OUT status pg_catalog.text,
-	OUT lease_until pg_catalog.timestamptz,
-	OUT expires_at pg_catalog.timestamptz)
-RETURNS SETOF pg_catalog.record
+	OUT scope text,
+	OUT user_id text,
+	OUT request_id text,
+	OUT status text,
+	OUT lease_until timestamptz,
+	OUT expires_at timestamptz)
+RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem__unsettled_claims'
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 100;
 
@@ -831,15 +840,15 @@ COMMENT ON VIEW @extschema@.idem_unsettled IS
 COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
 CREATE FUNCTION @extschema@.idem__held_keys(
-	OUT scope pg_catalog.text,
-	OUT user_id pg_catalog.text,
-	OUT request_id pg_catalog.text,
-	OUT pid pg_catalog.int4,
-	OUT gid pg_catalog.text,
-	OUT since pg_catalog.timestamptz,
-	OUT lease_until pg_catalog.timestamptz,
-	OUT waiters pg_catalog.int4)
-RETURNS SETOF pg_catalog.record
+	OUT scope text,
+	OUT user_id text,
+	OUT request_id text,
+	OUT pid int4,
+	OUT gid text,
+	OUT since timestamptz,
+	OUT lease_until timestamptz,
+	OUT waiters int4)
+RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem__held_keys'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100;
 
@@ -848,13 +857,13 @@ COMMENT ON FUNCTION @extschema@.idem__held_keys() IS
 
 -- Waiters of a lease that ended a moment ago have nobody to wait for.
 CREATE VIEW @extschema@.idem_holders AS
-	SELECT h.scope, h.user_id, h.request_id, pg_catalog.max(h.pid) AS pid, pg_catalog.max(h.gid) AS gid,
-		pg_catalog.min(h.since) AS since, pg_catalog.max(h.lease_until) AS lease_until, pg_catalog.sum(h.waiters) AS waiters
+	SELECT h.scope, h.user_id, h.request_id, max(h.pid) AS pid, max(h.gid) AS gid,
+		min(h.since) AS since, max(h.lease_until) AS lease_until, sum(h.waiters) AS waiters
 	FROM @extschema@.idem__held_keys() AS h
 	GROUP BY h.scope, h.user_id, h.request_id
-	HAVING pg_catalog.count(h.pid) OPERATOR(pg_catalog.>) 0 OR pg_catalog.count(h.gid) OPERATOR(pg_catalog.>) 0
-		OR pg_catalog.count(h.lease_until) OPERATOR(pg_catalog.>) 0
-	ORDER BY pg_catalog.min(h.since), pg_catalog.max(h.lease_until);
+	HAVING count(h.pid) > 0 OR count(h.gid) > 0
+		OR count(h.lease_until) > 0
+	ORDER BY min(h.since), max(h.lease_until);
 
 COMMENT ON VIEW @extschema@.idem_holders IS
 'who holds the requests that are waited for, or that have a live lease';
@@ -865,21 +874,21 @@ COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that
 COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many processes wait for it; NULL: idem is not preloaded, and nobody knows';
 
 CREATE FUNCTION @extschema@.idem__stat_claims_counters(
-	OUT claimed pg_catalog.int8,
-	OUT completed pg_catalog.int8,
-	OUT failed pg_catalog.int8,
-	OUT in_progress pg_catalog.int8,
-	OUT timed_out pg_catalog.int8,
-	OUT "unknown" pg_catalog.int8,
-	OUT mismatch pg_catalog.int8,
-	OUT stale pg_catalog.int8,
-	OUT invalid pg_catalog.int8,
-	OUT waits pg_catalog.int8,
-	OUT wait_seconds pg_catalog.float8,
-	OUT reclaims pg_catalog.int8,
-	OUT lost_leases pg_catalog.int8,
-	OUT healed pg_catalog.int8,
-	OUT stats_reset pg_catalog.timestamptz)
+	OUT claimed int8,
+	OUT completed int8,
+	OUT failed int8,
+	OUT in_progress int8,
+	OUT timed_out int8,
+	OUT "unknown" int8,
+	OUT mismatch int8,
+	OUT stale int8,
+	OUT invalid int8,
+	OUT waits int8,
+	OUT wait_seconds float8,
+	OUT reclaims int8,
+	OUT lost_leases int8,
+	OUT healed int8,
+	OUT stats_reset timestamptz)
 AS 'MODULE_PATHNAME', 'idem__stat_claims_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
@@ -901,17 +910,17 @@ COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the to
 COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by idem_heal()';
 
 CREATE FUNCTION @extschema@.idem__stat_scopes_counters(
-	OUT scope pg_catalog.text,
-	OUT claimed pg_catalog.int8,
-	OUT completed pg_catalog.int8,
-	OUT failed pg_catalog.int8,
-	OUT in_progress pg_catalog.int8,
-	OUT timed_out pg_catalog.int8,
-	OUT "unknown" pg_catalog.int8,
-	OUT mismatch pg_catalog.int8,
-	OUT stale pg_catalog.int8,
-	OUT invalid pg_catalog.int8)
-RETURNS SETOF pg_catalog.record
+	OUT scope text,
+	OUT claimed int8,
+	OUT completed int8,
+	OUT failed int8,
+	OUT in_progress int8,
+	OUT timed_out int8,
+	OUT "unknown" int8,
+	OUT mismatch int8,
+	OUT stale int8,
+	OUT invalid int8)
+RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem__stat_scopes_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 33;
 
@@ -923,35 +932,35 @@ COMMENT ON FUNCTION @extschema@.idem__stat_scopes_counters() IS
 CREATE VIEW @extschema@.idem_stat_scopes AS
 	WITH common (scope, share) AS (
 		SELECT v.scope, v.share
-		FROM pg_catalog.pg_extension AS x
-			JOIN pg_catalog.pg_depend AS d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.refobjid OPERATOR(pg_catalog.=) x.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
-				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
-			JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) d.objid AND t.relname OPERATOR(pg_catalog.=) 'idem_claims'
-				AND t.relnamespace OPERATOR(pg_catalog.=) x.extnamespace AND t.relkind OPERATOR(pg_catalog.=) 'r'
-			JOIN pg_catalog.pg_statistic AS s ON s.starelid OPERATOR(pg_catalog.=) t.oid
-			JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) s.starelid AND a.attnum OPERATOR(pg_catalog.=) s.staattnum,
-			LATERAL (VALUES (s.stakind1, s.stavalues1::pg_catalog.text, s.stanumbers1), (s.stakind2, s.stavalues2::pg_catalog.text, s.stanumbers2),
-				(s.stakind3, s.stavalues3::pg_catalog.text, s.stanumbers3)) AS slot (kind, "values", shares),
-			LATERAL ROWS FROM (pg_catalog.unnest(slot."values"::pg_catalog.text[]), pg_catalog.unnest(slot.shares)) AS v (scope, share)
-		WHERE x.extname OPERATOR(pg_catalog.=) 'idem'
-			AND a.attname OPERATOR(pg_catalog.=) 'scope' AND NOT s.stainherit AND slot.kind OPERATOR(pg_catalog.=) 1
+		FROM pg_extension AS x
+			JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass::oid
+				AND d.refobjid = x.oid AND d.deptype = 'e'
+				AND d.classid = 'pg_class'::regclass::oid
+			JOIN pg_class AS t ON t.oid = d.objid AND t.relname = 'idem_claims'
+				AND t.relnamespace = x.extnamespace AND t.relkind = 'r'
+			JOIN pg_statistic AS s ON s.starelid = t.oid
+			JOIN pg_attribute AS a ON a.attrelid = s.starelid AND a.attnum = s.staattnum,
+			LATERAL (VALUES (s.stakind1, s.stavalues1::text, s.stanumbers1), (s.stakind2, s.stavalues2::text, s.stanumbers2),
+				(s.stakind3, s.stavalues3::text, s.stanumbers3)) AS slot (kind, "values", shares),
+			LATERAL ROWS FROM (unnest(slot."values"::text[]), unnest(slot.shares)) AS v (scope, share)
+		WHERE x.extname = 'idem'
+			AND a.attname = 'scope' AND NOT s.stainherit AND slot.kind = 1
 		ORDER BY v.share DESC LIMIT 32
 	)
-	SELECT u.scope, pg_catalog.sum(u.claims)::pg_catalog.int8 AS claims,
-		pg_catalog.sum(u.claimed)::pg_catalog.int8 AS claimed, pg_catalog.sum(u.completed)::pg_catalog.int8 AS completed,
-		pg_catalog.sum(u.failed)::pg_catalog.int8 AS failed, pg_catalog.sum(u.in_progress)::pg_catalog.int8 AS in_progress,
-		pg_catalog.sum(u.timed_out)::pg_catalog.int8 AS timed_out, pg_catalog.sum(u."unknown")::pg_catalog.int8 AS "unknown",
-		pg_catalog.sum(u.mismatch)::pg_catalog.int8 AS mismatch, pg_catalog.sum(u.stale)::pg_catalog.int8 AS stale,
-		pg_catalog.sum(u.invalid)::pg_catalog.int8 AS invalid
+	SELECT u.scope, sum(u.claims)::int8 AS claims,
+		sum(u.claimed)::int8 AS claimed, sum(u.completed)::int8 AS completed,
+		sum(u.failed)::int8 AS failed, sum(u.in_progress)::int8 AS in_progress,
+		sum(u.timed_out)::int8 AS timed_out, sum(u."unknown")::int8 AS "unknown",
+		sum(u.mismatch)::int8 AS mismatch, sum(u.stale)::int8 AS stale,
+		sum(u.invalid)::int8 AS invalid
 	FROM (
-		SELECT e.scope, NULL::pg_catalog.int8 AS claims, e.claimed, e.completed, e.failed, e.in_progress, e.timed_out, e."unknown", e.mismatch, e.stale, e.invalid
+		SELECT e.scope, NULL::int8 AS claims, e.claimed, e.completed, e.failed, e.in_progress, e.timed_out, e."unknown", e.mismatch, e.stale, e.invalid
 		FROM @extschema@.idem__stat_scopes_counters() AS e
 		UNION ALL
-		SELECT c.scope, c.share OPERATOR(pg_catalog.*) t.claims, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-		FROM (SELECT k.scope, k.share::pg_catalog.float8 FROM common AS k
+		SELECT c.scope, c.share * t.claims, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+		FROM (SELECT k.scope, k.share::float8 FROM common AS k
 			UNION ALL
-			SELECT NULL, GREATEST(1 OPERATOR(pg_catalog.-) COALESCE(pg_catalog.sum(k.share::pg_catalog.float8), 0), 0) FROM common AS k) AS c (scope, share),
+			SELECT NULL, GREATEST(1 - COALESCE(sum(k.share::float8), 0), 0) FROM common AS k) AS c (scope, share),
 			@extschema@.idem_stat_table AS t
 	) AS u
 	GROUP BY u.scope
@@ -967,7 +976,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_scopes.claimed IS 'answers, by outcome; 
 -- are NULL.
 CREATE VIEW @extschema@.idem_metrics AS
 	SELECT m.name,
-		pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('database', pg_catalog.current_database(), 'le', m.le, 'outcome', m.outcome, 'scope', m.scope)) AS labels,
+		jsonb_strip_nulls(jsonb_build_object('database', current_database(), 'le', m.le, 'outcome', m.outcome, 'scope', m.scope)) AS labels,
 		m.type, m.help, m.value
 	FROM @extschema@.idem__stat_cleanup_counters() AS cleanup, @extschema@.idem__stat_claims_counters() AS claims,
 		@extschema@.idem_stat_table AS size,
@@ -975,14 +984,14 @@ CREATE VIEW @extschema@.idem_metrics AS
 	LATERAL (
 		SELECT n.name, n.le, n.outcome, NULL, n.type, n.help, n.value FROM (
 		VALUES ('idempotency_cleanup_rows_total', NULL, NULL, 'counter',
-			'Expired claims that were removed.', cleanup.rows_deleted::pg_catalog.float8)
+			'Expired claims that were removed.', cleanup.rows_deleted::float8)
 		UNION ALL
-		SELECT 'idempotency_cleanup_batch_duration_seconds_' OPERATOR(pg_catalog.||) d.sample, d.le, NULL, 'histogram',
+		SELECT 'idempotency_cleanup_batch_duration_seconds_' || d.sample, d.le, NULL, 'histogram',
 			'Duration of a batch of the cleanup, its commit included.', d.value
 		FROM (
-			SELECT 'bucket', pg_catalog.replace(b.bound::pg_catalog.numeric::pg_catalog.text, 'Infinity', '+Inf'),
-				(pg_catalog.sum(b.batches) OVER (ORDER BY b.bound))::pg_catalog.float8
-			FROM ROWS FROM (pg_catalog.unnest(cleanup.duration_bounds), pg_catalog.unnest(cleanup.batches_by_duration)) AS b (bound, batches)
+			SELECT 'bucket', replace(b.bound::numeric::text, 'Infinity', '+Inf'),
+				(sum(b.batches) OVER (ORDER BY b.bound))::float8
+			FROM ROWS FROM (unnest(cleanup.duration_bounds), unnest(cleanup.batches_by_duration)) AS b (bound, batches)
 			UNION ALL VALUES
 				('sum', NULL, cleanup.total_batch_seconds),
 				('count', NULL, cleanup.batches)
@@ -991,12 +1000,12 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_cleanup_errors_total', NULL, NULL, 'counter',
 				'Errors of the cleanup worker.', cleanup.errors),
 			('idempotency_cleanup_backlog', NULL, NULL, 'gauge',
-				'1 if batches have left expired claims behind that can be removed.', cleanup.backlog::pg_catalog.int4),
+				'1 if batches have left expired claims behind that can be removed.', cleanup.backlog::int4),
 			('idempotency_unknown_claims', NULL, NULL, 'gauge',
 				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
 			('idempotency_oldest_expired_age_seconds', NULL, NULL, 'gauge',
 				'How long the oldest claim that is still there, except unknown ones, has been expired; 0 if none is known.',
-				COALESCE(pg_catalog.date_part('epoch', cleanup.oldest_expired_age), 0))
+				COALESCE(date_part('epoch', cleanup.oldest_expired_age), 0))
 		UNION ALL
 		SELECT 'idempotency_claims_total', NULL, o.outcome, 'counter', 'Answers of claim calls, by outcome.', o.number
 		FROM (VALUES ('claimed', claims.claimed), ('completed', claims.completed), ('failed', claims.failed),
@@ -1015,18 +1024,18 @@ CREATE VIEW @extschema@.idem_metrics AS
 				'Leases that were settled by somebody who found the work done.', claims.healed),
 			('idempotency_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
 				'How long ago the latest batch of the cleanup ended.',
-				pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) cleanup.last_run)),
+				date_part('epoch', clock_timestamp() - cleanup.last_run)),
 			('idempotency_cleanup_backlog_done_ratio', NULL, NULL, 'gauge',
 				'Part of the time in which the backlog expired whose claims are removed; 1 without a backlog.',
 				COALESCE(cleanup.backlog_done, 1)),
 			('idempotency_cleanup_launcher_up', NULL, NULL, 'gauge',
 				'1 if the process runs that starts the workers. Not where idem is not preloaded and no worker was started.',
-				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory OPERATOR(pg_catalog.=) 'preloaded'
-					THEN (standing.launcher_pid IS NOT NULL)::pg_catalog.int4 END),
+				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory = 'preloaded'
+					THEN (standing.launcher_pid IS NOT NULL)::int4 END),
 			('idempotency_cleanup_active', NULL, NULL, 'gauge',
 				'1 if somebody cleans this database: a worker, or a session in the last hour.',
-				((pg_catalog.starts_with(standing.cleaning, 'worker') AND standing.launcher_pid IS NOT NULL)
-					OR COALESCE(cleanup.last_run OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.interval '1 hour'), false))::pg_catalog.int4),
+				((starts_with(standing.cleaning, 'worker') AND standing.launcher_pid IS NOT NULL)
+					OR COALESCE(cleanup.last_run > (clock_timestamp() - interval '1 hour'), false))::int4),
 			('idempotency_claims', NULL, NULL, 'gauge',
 				'Claims in the table, an estimate.', size.claims),
 			('idempotency_claims_dead_rows', NULL, NULL, 'gauge',
@@ -1036,15 +1045,15 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_dead_rows_held_seconds', NULL, NULL, 'gauge',
 				'Age of the oldest transaction that keeps VACUUM from removing dead rows.',
 				CASE WHEN size.held_back_by IS NULL THEN 0
-					ELSE pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) size.held_back_since) END),
+					ELSE date_part('epoch', clock_timestamp() - size.held_back_since) END),
 			('idempotency_dead_rows_held_transactions', NULL, NULL, 'gauge',
 				'Transactions of the server since what keeps VACUUM from removing dead rows began.',
 				COALESCE(size.held_back_transactions, 0))
 		) AS n (name, le, outcome, type, help, value)
 		UNION ALL
 		-- A real scope of such a name would be counted with it: a sample must not come twice.
-		SELECT 'idempotency_scope_' OPERATOR(pg_catalog.||) a.sample, NULL, a.outcome,
-			CASE s.scope WHEN '' THEN '(default)' ELSE COALESCE(s.scope, '(other)') END, a.type, a.help, pg_catalog.sum(a.value)
+		SELECT 'idempotency_scope_' || a.sample, NULL, a.outcome,
+			CASE s.scope WHEN '' THEN '(default)' ELSE COALESCE(s.scope, '(other)') END, a.type, a.help, sum(a.value)
 		FROM @extschema@.idem_stat_scopes AS s,
 		LATERAL (
 			VALUES ('claims', NULL, 'gauge', 'Claims in the table by scope, an estimate.', s.claims)
@@ -1063,7 +1072,7 @@ COMMENT ON VIEW @extschema@.idem_metrics IS
 COMMENT ON COLUMN @extschema@.idem_metrics.type IS 'type of the metric: a histogram has samples _bucket, _sum and _count';
 
 CREATE FUNCTION @extschema@.idem_stat_reset()
-RETURNS pg_catalog.void
+RETURNS void
 AS 'MODULE_PATHNAME', 'idem_stat_reset'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
 
@@ -1082,53 +1091,53 @@ COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS
 -- choose among several with the same names.
 DO $block$
 DECLARE
-	original pg_catalog.record;
-	ids pg_catalog.record;
-	call pg_catalog.text;
+	original record;
+	ids record;
+	call text;
 	-- with quote_all_identifiers, too
-	ids_of_original constant pg_catalog.text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
+	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
 BEGIN
 	FOR original IN
-		SELECT e.extnamespace::pg_catalog.regnamespace AS schema, p.proname, pg_catalog.pg_get_function_arguments(p.oid) AS arguments,
-			pg_catalog.pg_get_function_identity_arguments(p.oid) AS types,
-			pg_catalog.pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows, p.prosupport,
+		SELECT e.extnamespace::regnamespace AS schema, p.proname, pg_get_function_arguments(p.oid) AS arguments,
+			pg_get_function_identity_arguments(p.oid) AS types,
+			pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows, p.prosupport,
 			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
 			CASE p.proparallel WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END AS parallel,
-			(SELECT pg_catalog.string_agg(', $' OPERATOR(pg_catalog.||) n::pg_catalog.text, '' ORDER BY n)
-				FROM pg_catalog.generate_series(3, p.pronargs) AS n) AS further
-		FROM pg_catalog.pg_proc p
-			JOIN pg_catalog.pg_depend d ON d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
-				AND d.objid OPERATOR(pg_catalog.=) p.oid
-				AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.deptype OPERATOR(pg_catalog.=) 'e'
-			JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
-			AND NOT pg_catalog.starts_with(p.proname::pg_catalog.text, 'idem__')
-			AND pg_catalog.pg_get_function_arguments(p.oid) OPERATOR(pg_catalog.~) ids_of_original
+			(SELECT string_agg(', $' || n::text, '' ORDER BY n)
+				FROM generate_series(3, p.pronargs) AS n) AS further
+		FROM pg_proc p
+			JOIN pg_depend d ON d.classid = 'pg_proc'::regclass::oid
+				AND d.objid = p.oid
+				AND d.refclassid = 'pg_extension'::regclass::oid
+				AND d.deptype = 'e'
+			JOIN pg_extension e ON e.oid = d.refobjid
+		WHERE e.extname = 'idem'
+			AND NOT starts_with(p.proname::text, 'idem__')
+			AND pg_get_function_arguments(p.oid) ~ ids_of_original
 	LOOP
-		call := pg_catalog.format('%s.%I($1::pg_catalog.text, $2::pg_catalog.text%s)', original.schema, original.proname, original.further);
+		call := format('%s.%I($1::text, $2::text%s)', original.schema, original.proname, original.further);
 		FOR ids IN
-			VALUES ('user_id pg_catalog.text, request_uuid pg_catalog.uuid'),
-				('user_uuid pg_catalog.uuid, request_id pg_catalog.text'),
-				('user_uuid pg_catalog.uuid, request_uuid pg_catalog.uuid'),
-				('user_number pg_catalog.int8, request_id pg_catalog.text'),
-				('user_number pg_catalog.int8, request_uuid pg_catalog.uuid')
+			VALUES ('user_id text, request_uuid uuid'),
+				('user_uuid uuid, request_id text'),
+				('user_uuid uuid, request_uuid uuid'),
+				('user_number int8, request_id text'),
+				('user_number int8, request_uuid uuid')
 		LOOP
-			EXECUTE pg_catalog.format('CREATE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
+			EXECUTE format('CREATE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
 				original.schema, original.proname,
-				pg_catalog.regexp_replace(original.arguments, ids_of_original, ids.column1),
+				regexp_replace(original.arguments, ids_of_original, ids.column1),
 				original.result, original.volatility, original.parallel, original.procost,
-				CASE WHEN original.prorows OPERATOR(pg_catalog.>) 0 THEN 'ROWS ' OPERATOR(pg_catalog.||) original.prorows::pg_catalog.text END,
-				CASE WHEN original.prosupport OPERATOR(pg_catalog.<>) 0 THEN 'SUPPORT ' OPERATOR(pg_catalog.||) original.prosupport::pg_catalog.text END,
-				CASE WHEN original.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
-					THEN pg_catalog.format('sql RETURN %s', call)
+				CASE WHEN original.prorows > 0 THEN 'ROWS ' || original.prorows::text END,
+				CASE WHEN original.prosupport <> 0 THEN 'SUPPORT ' || original.prosupport::text END,
+				CASE WHEN original.prorettype <> 'record'::regtype::oid
+					THEN format('sql RETURN %s', call)
 				-- not inlined: a claim is in C then, see src/protocol/ids.c
-				WHEN original.prosupport OPERATOR(pg_catalog.<>) 0
-					THEN pg_catalog.format('C AS ''MODULE_PATHNAME'', ''%s_ids''', original.proname)
-				ELSE pg_catalog.format('sql BEGIN ATOMIC SELECT * FROM %s; END', call) END);
-			EXECUTE pg_catalog.format('COMMENT ON FUNCTION %s.%I(%s) IS %L', original.schema, original.proname,
-				pg_catalog.regexp_replace(original.types, ids_of_original, ids.column1),
-				pg_catalog.format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
+				WHEN original.prosupport <> 0
+					THEN format('C AS ''MODULE_PATHNAME'', ''%s_ids''', original.proname)
+				ELSE format('sql BEGIN ATOMIC SELECT * FROM %s; END', call) END);
+			EXECUTE format('COMMENT ON FUNCTION %s.%I(%s) IS %L', original.schema, original.proname,
+				regexp_replace(original.types, ids_of_original, ids.column1),
+				format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
 	END LOOP;
 END
@@ -1139,10 +1148,10 @@ $block$;
 -- Runs with the caller's rights.  The owner of the extension and a superuser may grant all
 -- that is granted here.
 CREATE FUNCTION @extschema@.idem__change_rights(
-	role pg_catalog.regrole,
-	privileges pg_catalog.text,
-	command pg_catalog.text)
-RETURNS pg_catalog.void
+	role regrole,
+	privileges text,
+	command text)
+RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
@@ -1215,27 +1224,27 @@ BEGIN
 END
 $function$;
 
-COMMENT ON FUNCTION @extschema@.idem__change_rights(pg_catalog.regrole, pg_catalog.text, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem__change_rights(regrole, text, text) IS
 'for idem_grant() and idem_revoke()';
 
-CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole, privileges pg_catalog.text)
-RETURNS pg_catalog.void
+CREATE FUNCTION @extschema@.idem_grant(role regrole, privileges text)
+RETURNS void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem__change_rights(role, privileges, 'GRANT %s TO %s'::pg_catalog.text);
+	SELECT @extschema@.idem__change_rights(role, privileges, 'GRANT %s TO %s'::text);
 END;
 
-COMMENT ON FUNCTION @extschema@.idem_grant(pg_catalog.regrole, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_grant(regrole, text) IS
 'grants a role what an application (app) or an operator (operator) needs, as far as the caller may grant it';
 
-CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole, privileges pg_catalog.text)
-RETURNS pg_catalog.void
+CREATE FUNCTION @extschema@.idem_revoke(role regrole, privileges text)
+RETURNS void
 LANGUAGE sql VOLATILE
 BEGIN ATOMIC
-	SELECT @extschema@.idem__change_rights(role, privileges, 'REVOKE %s FROM %s'::pg_catalog.text);
+	SELECT @extschema@.idem__change_rights(role, privileges, 'REVOKE %s FROM %s'::text);
 END;
 
-COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole, text) IS
 'revokes what the caller granted by idem_grant(); app and operator share some functions';
 
 -- By now, default privileges (ALTER DEFAULT PRIVILEGES) may have granted rights to anybody,
@@ -1243,32 +1252,32 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole, pg_catalog.text)
 -- all roles but the owner, then grant what follows.
 DO $block$
 DECLARE
-	member pg_catalog.record;
+	member record;
 BEGIN
 	FOR member IN
 		SELECT o.object, o.kind, a.grantee
-		FROM pg_catalog.pg_extension e
-			JOIN pg_catalog.pg_depend d ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.refobjid OPERATOR(pg_catalog.=) e.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
+		FROM pg_extension e
+			JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass::oid
+				AND d.refobjid = e.oid AND d.deptype = 'e'
 			JOIN (
-				SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid AS class, c.oid, c.oid::pg_catalog.regclass::pg_catalog.text AS object,
-					CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relowner AS owner, c.relacl AS acl
-				FROM pg_catalog.pg_class c
+				SELECT 'pg_class'::regclass::oid AS class, c.oid, c.oid::regclass::text AS object,
+					CASE WHEN c.relkind = 'S'::"char" THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relowner AS owner, c.relacl AS acl
+				FROM pg_class c
 				UNION ALL
-				SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid, p.oid, p.oid::pg_catalog.regprocedure::pg_catalog.text,
-					'ROUTINE', p.proowner, COALESCE(p.proacl, pg_catalog.acldefault('f', p.proowner))
-				FROM pg_catalog.pg_proc p
+				SELECT 'pg_proc'::regclass::oid, p.oid, p.oid::regprocedure::text,
+					'ROUTINE', p.proowner, COALESCE(p.proacl, acldefault('f', p.proowner))
+				FROM pg_proc p
 				UNION ALL
-				SELECT 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid, t.oid, t.oid::pg_catalog.regtype::pg_catalog.text,
-					'TYPE', t.typowner, COALESCE(t.typacl, pg_catalog.acldefault('T', t.typowner))
-				FROM pg_catalog.pg_type t WHERE t.typtype OPERATOR(pg_catalog.=) 'e'
-			) o ON o.class OPERATOR(pg_catalog.=) d.classid AND o.oid OPERATOR(pg_catalog.=) d.objid,
-			pg_catalog.aclexplode(o.acl) a
-		WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND a.grantee OPERATOR(pg_catalog.<>) o.owner
+				SELECT 'pg_type'::regclass::oid, t.oid, t.oid::regtype::text,
+					'TYPE', t.typowner, COALESCE(t.typacl, acldefault('T', t.typowner))
+				FROM pg_type t WHERE t.typtype = 'e'
+			) o ON o.class = d.classid AND o.oid = d.objid,
+			aclexplode(o.acl) a
+		WHERE e.extname = 'idem' AND a.grantee <> o.owner
 	LOOP
-		EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s', member.kind, member.object,
-			CASE WHEN member.grantee OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN 'PUBLIC'
-				ELSE member.grantee::pg_catalog.regrole::pg_catalog.text END);
+		EXECUTE format('REVOKE ALL ON %s %s FROM %s', member.kind, member.object,
+			CASE WHEN member.grantee = '0'::oid THEN 'PUBLIC'
+				ELSE member.grantee::regrole::text END);
 	END LOOP;
 END
 $block$;
@@ -1283,50 +1292,50 @@ $block$;
 -- other table may use them.
 DO $block$
 DECLARE
-	me pg_catalog.pg_extension;
-	schema pg_catalog.regnamespace;
-	owner pg_catalog.regrole;
-	routine pg_catalog.regprocedure;
+	me pg_extension;
+	schema regnamespace;
+	owner regrole;
+	routine regprocedure;
 BEGIN
-	SELECT e.* INTO me FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
+	SELECT e.* INTO me FROM pg_extension e WHERE e.extname = 'idem';
 	schema := me.extnamespace;
 	FOR owner IN
 		SELECT me.extowner
 		UNION
 		SELECT n.nspowner
-		FROM pg_catalog.pg_namespace n
-			JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
-			JOIN pg_catalog.pg_roles person ON person.oid OPERATOR(pg_catalog.=)
-				CASE WHEN n.nspowner OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid THEN d.datdba ELSE n.nspowner END
-			JOIN pg_catalog.pg_roles installer ON installer.oid OPERATOR(pg_catalog.=) me.extowner
-		WHERE n.oid OPERATOR(pg_catalog.=) me.extnamespace
+		FROM pg_namespace n
+			JOIN pg_database d ON d.datname = current_database()
+			JOIN pg_roles person ON person.oid =
+				CASE WHEN n.nspowner = 'pg_database_owner'::regrole::oid THEN d.datdba ELSE n.nspowner END
+			JOIN pg_roles installer ON installer.oid = me.extowner
+		WHERE n.oid = me.extnamespace
 			AND installer.rolsuper AND NOT person.rolsuper
 	LOOP
-		EXECUTE pg_catalog.format('GRANT SELECT, INSERT ON %1$s.idem_claims TO %2$s WITH GRANT OPTION', schema, owner);
-		EXECUTE pg_catalog.format('GRANT TRUNCATE ON %1$s.idem_claims TO %2$s', schema, owner);
-		EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE ON %1$s.idem_scopes TO %2$s WITH GRANT OPTION', schema, owner);
-		EXECUTE pg_catalog.format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE %1$s.idem_token_seq TO %2$s WITH GRANT OPTION', schema, owner);
-		EXECUTE pg_catalog.format('GRANT SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_stat_scopes, %1$s.idem_stat_table, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders TO %2$s WITH GRANT OPTION', schema, owner);
-		EXECUTE pg_catalog.format('GRANT USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE format('GRANT SELECT, INSERT ON %1$s.idem_claims TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE format('GRANT TRUNCATE ON %1$s.idem_claims TO %2$s', schema, owner);
+		EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %1$s.idem_scopes TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE format('GRANT SELECT, UPDATE, USAGE ON SEQUENCE %1$s.idem_token_seq TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE format('GRANT SELECT ON %1$s.idem_stat_cleanup, %1$s.idem_stat_claims, %1$s.idem_stat_scopes, %1$s.idem_stat_table, %1$s.idem_metrics, %1$s.idem_unsettled, %1$s.idem_holders TO %2$s WITH GRANT OPTION', schema, owner);
+		EXECUTE format('GRANT USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome TO %2$s WITH GRANT OPTION', schema, owner);
 		FOR routine IN
 			SELECT p.oid
-			FROM pg_catalog.pg_depend d
-				JOIN pg_catalog.pg_extension e ON d.refobjid OPERATOR(pg_catalog.=) e.oid
-				JOIN pg_catalog.pg_proc p ON d.objid OPERATOR(pg_catalog.=) p.oid
-			WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
-				AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
-				AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
-				AND d.deptype OPERATOR(pg_catalog.=) 'e'
-				AND (p.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
-					OR p.proname OPERATOR(pg_catalog.=) 'idem_skip_duplicates')
+			FROM pg_depend d
+				JOIN pg_extension e ON d.refobjid = e.oid
+				JOIN pg_proc p ON d.objid = p.oid
+			WHERE e.extname = 'idem'
+				AND d.refclassid = 'pg_extension'::regclass::oid
+				AND d.classid = 'pg_proc'::regclass::oid
+				AND d.deptype = 'e'
+				AND (p.prorettype <> 'trigger'::regtype::oid
+					OR p.proname = 'idem_skip_duplicates')
 		LOOP
-			EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO %s WITH GRANT OPTION', routine, owner);
+			EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %s WITH GRANT OPTION', routine, owner);
 		END LOOP;
 	END LOOP;
 	-- Their rows belong in a dump.
-	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_claims', schema)::pg_catalog.regclass, '');
-	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_scopes', schema)::pg_catalog.regclass, '');
-	PERFORM pg_catalog.pg_extension_config_dump(pg_catalog.format('%s.idem_token_seq', schema)::pg_catalog.regclass, '');
+	PERFORM pg_extension_config_dump(format('%s.idem_claims', schema)::regclass, '');
+	PERFORM pg_extension_config_dump(format('%s.idem_scopes', schema)::regclass, '');
+	PERFORM pg_extension_config_dump(format('%s.idem_token_seq', schema)::regclass, '');
 END
 $block$;
 
@@ -1346,6 +1355,6 @@ GRANT EXECUTE ON FUNCTION
 TO pg_monitor;
 
 -- If it names no tablespace, it may stay empty.
-SELECT pg_catalog.set_config('default_tablespace', t.spcname::pg_catalog.text, true)
-FROM pg_catalog.pg_tablespace t
-WHERE t.spcname::pg_catalog.text OPERATOR(pg_catalog.=) pg_catalog.current_setting('idem_install.tablespace');
+SELECT set_config('default_tablespace', t.spcname::text, true)
+FROM pg_tablespace t
+WHERE t.spcname::text = current_setting('idem_install.tablespace');

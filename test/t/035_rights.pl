@@ -405,7 +405,7 @@ try_as('stranger', q{
 	END $$}, 'open_to_all');
 superuser('REVOKE CREATE ON SCHEMA public FROM PUBLIC', 'open_to_all');
 ($status, $out, $err) = $node->psql('open_to_all', "CREATE EXTENSION idem; SELECT idem_grant('app', 'app')");
-like($err, qr/ERROR:  others own functions in schema public that would be called instead of those of idem: idem_grant\(text,text\)\nHINT:  Drop them,/,
+like($err, qr/ERROR:  others own functions in schema public that would be called instead of those of idem: public\.idem_grant\(text,text\)\nHINT:  Drop them,/,
 	'functions that others have left under names like ours: refused');
 superuser('DROP FUNCTION public.idem_grant(text, text); CREATE EXTENSION idem', 'open_to_all');
 

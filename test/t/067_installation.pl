@@ -55,7 +55,7 @@ my %settings = (
 	default_tablespace => 'costly', default_table_access_method => 'other', transform_null_equals => 'on', array_nulls => 'off',
 	quote_all_identifiers => 'on', check_function_bodies => 'off', row_security => 'off', xmloption => 'document', backslash_quote => 'on',
 	escape_string_warning => 'off', extra_float_digits => '-15', IntervalStyle => 'sql_standard', DateStyle => 'German', bytea_output => 'escape',
-	client_min_messages => 'error', 'plpgsql.extra_errors' => 'all');
+	client_min_messages => 'error', search_path => 'requests', 'plpgsql.extra_errors' => 'all');
 # From 19 on all strings are conforming ones.
 $settings{standard_conforming_strings} = 'off' if $node->safe_psql('postgres', 'SHOW server_version_num') < 190000;
 $settings{default_toast_compression} = 'lz4'

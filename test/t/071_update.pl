@@ -42,8 +42,8 @@ sub block
 	return $block;
 }
 
-my $extension = q{e.extname OPERATOR(pg_catalog.=) 'idem'};
-my $others = q{a.grantee OPERATOR(pg_catalog.<>) o.owner};
+my $extension = q{e.extname = 'idem'};
+my $others = q{a.grantee <> o.owner};
 my $new_members = q{'^(.*\.)?idem_(call|lapsed)\('};
 
 # As an update script has to be: it locks the tables in the order of claims; ALTER TABLE makes all
@@ -52,6 +52,7 @@ my $new_members = q{'^(.*\.)?idem_(call|lapsed)\('};
 my $update = join(
 	"\n",
 	'\echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit',
+	'SET LOCAL search_path = pg_catalog, pg_temp;',
 	take('CREATE INDEX idem_claims_unsettled_idx .*?;\n'),
 	'ALTER TABLE @extschema@.idem_claims SET (autovacuum_vacuum_threshold = 5000);',
 	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT idem_scopes_lease_max_check CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
@@ -59,8 +60,8 @@ my $update = join(
 	take('CREATE FUNCTION @extschema@\.idem_lapsed\(.*?;\n\nCOMMENT ON .*?\';\n'),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
-	block('Untyped literals', $extension, "$extension AND p.proname OPERATOR(pg_catalog.=) 'idem_call'"),
-	block('PostgreSQL\'s own defaults', $others, "$others AND o.object OPERATOR(pg_catalog.~) $new_members"),
+	block('Untyped literals', $extension, "$extension AND p.proname = 'idem_call'"),
+	block('PostgreSQL\'s own defaults', $others, "$others AND o.object ~ $new_members"),
 	block('other table may use them'));
 $update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|_change_rights)\b)/CREATE OR REPLACE $1/mg;
 $old =~ s/^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?), expires_at\n/$1\n/ms or die 'idem_unsettled has no expires_at';
