@@ -4,8 +4,9 @@
 #   make install         install into the server that PG_CONFIG belongs to, with the
 #                        portable edition as the extension idem_portable
 #   make install-portable      only that; needs no compiler
-#   make sql/idem-portable-plain.sql    the portable edition as one statement, for clients
-#                        other than psql. It and the next two need no server
+#   make portable        the portable edition: sql/idem-portable.sql for psql, and
+#                        sql/idem-portable-plain.sql, one statement for other clients.
+#                        It and the next two need no server
 #   make dist-pgtle      dist/pgtle: SQL that gives the portable edition to pg_tle
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
@@ -25,9 +26,9 @@
 EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
-DATA = sql/idem--1.0.sql
-DATA_built = sql/idem_portable--1.0.sql
-EXTRA_CLEAN = sql/idem-portable-plain.sql dist
+DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql
+SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql
+EXTRA_CLEAN = $(SCRIPTS) dist
 OBJS = \
 	src/idem.o \
 	src/clean/start_worker.o \
@@ -117,7 +118,12 @@ $(error a test and an isolation spec have the same name: $(filter $(REGRESS),$(I
 endif
 
 PG_CONFIG = pg_config
+
+# These goals need no server, and no pg_config.
+SERVERLESS = portable scripts dist dist-pgtle dist-dbdev deb release-check sql/% dist/%
+ifneq ($(filter-out $(SERVERLESS),$(or $(MAKECMDGOALS),all)),)
 PGXS := $(shell $(PG_CONFIG) --pgxs)
+endif
 
 # With its default settings a server cannot prepare a transaction.
 ifneq ($(filter installcheck,$(MAKECMDGOALS)),)
@@ -135,18 +141,37 @@ PG_PROVE_FLAGS += -I test/lib
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 
-# The script of the extension is the file for psql without the commands of psql.
-WITHOUT_PSQL = sed -e '/^\\/d' -e '/-- psql only$$/d' sql/idem-portable.sql
+# The SQL scripts, from their parts
+C_PARTS = $(addprefix sql/idem/,$(addsuffix .sql,checks tables policy claim sink settle call lease read \
+	forget clean statistics overloads rights))
+PORTABLE_PARTS = $(addprefix sql/portable/,$(addsuffix .sql,checks tables policy keys session waiting claim \
+	sink settle forget lease read call clean statistics overloads rights))
+# With an empty line between two parts
+JOIN = awk 'FNR == 1 && NR > 1 { print "" } { print }'
+PORTABLE = $(JOIN) $(PORTABLE_PARTS)
 
-sql/idem_portable--1.0.sql: sql/idem-portable.sql Makefile
-	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
-		$(WITHOUT_PSQL); } >$@.tmp
+.PHONY: scripts portable
+all: scripts
+scripts: $(SCRIPTS)
+portable: $(filter sql/idem-portable%,$(SCRIPTS))
+
+sql/idem--1.0.sql: $(C_PARTS) Makefile
+	$(JOIN) $(C_PARTS) >$@.tmp
 	mv $@.tmp $@
 
-# The same as one statement, for clients other than psql
-all: sql/idem-portable-plain.sql
-sql/idem-portable-plain.sql: sql/idem-portable-plain.in sql/idem-portable.sql Makefile
-	{ sed '/^@script@$$/,$$d' $< && $(WITHOUT_PSQL) && sed '1,/^@script@$$/d' $<; } >$@.tmp
+sql/idem_portable--1.0.sql: sql/portable/head.sql $(PORTABLE_PARTS) Makefile
+	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
+		$(JOIN) $< $(PORTABLE_PARTS); } >$@.tmp
+	mv $@.tmp $@
+
+# The parts take the place of the line @script@.
+sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(PORTABLE_PARTS) Makefile
+	{ cat sql/portable/head.sql && echo && sed '/^@script@$$/,$$d' $< && $(PORTABLE) && \
+		sed '1,/^@script@$$/d' $<; } >$@.tmp
+	mv $@.tmp $@
+
+sql/idem-portable-plain.sql: sql/portable/plain.in $(PORTABLE_PARTS) Makefile
+	{ sed '/^@script@$$/,$$d' $< && $(PORTABLE) && sed '1,/^@script@$$/d' $<; } >$@.tmp
 	mv $@.tmp $@
 
 # Packages; not for "make install"
@@ -156,12 +181,12 @@ DIST_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
 # For pg_tle: the SQL that makes CREATE EXTENSION idem_portable work in a database
 .PHONY: dist-pgtle
 dist-pgtle: $(DIST)/pgtle/idem_portable.sql
-$(DIST)/pgtle/idem_portable.sql: sql/idem-portable.sql idem_portable.control Makefile
+$(DIST)/pgtle/idem_portable.sql: $(PORTABLE_PARTS) idem_portable.control Makefile
 	mkdir -p $(@D)
 	{ printf '%s\n' "SELECT pgtle.install_extension('idem_portable'," && \
 		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && \
 		sed -n -e 's/^comment = \(.*\)/\1,/p' idem_portable.control && \
-		printf '%s\n' '$$idem_portable$$' && $(WITHOUT_PSQL) && \
+		printf '%s\n' '$$idem_portable$$' && $(PORTABLE) && \
 		printf '%s\n' '$$idem_portable$$);'; } >$@.tmp
 	mv $@.tmp $@
 
@@ -174,14 +199,20 @@ dist-dbdev: sql/idem_portable--1.0.sql
 	sed "s/^default_version = .*/default_version = '$(DIST_VERSION)'/" idem_portable.control \
 		>$(DBDEV)/idem_portable.control
 	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DIST_VERSION).sql
-	cp sql/idem-portable-dbdev.md $(DBDEV)/README.md
+	cp sql/portable/dbdev.md $(DBDEV)/README.md
 
-# The archive for PGXN. It and the packages made of it have what is committed, and nothing else.
-RELEASE_ARCHIVE = git archive --prefix=idem-$(DIST_VERSION)/ HEAD
+# The archive for PGXN. It and the packages made of it have what is committed, and the archive the
+# SQL scripts that are made of it.
+RELEASE_ARCHIVE = git archive --prefix=idem-$(DIST_VERSION)/
 .PHONY: dist
 dist:
-	mkdir -p $(DIST)
-	$(RELEASE_ARCHIVE) --format=zip --output=$(DIST)/idem-$(DIST_VERSION).zip
+	rm -rf $(DIST)/committed
+	mkdir -p $(DIST)/committed
+	git archive HEAD Makefile sql | tar -C $(DIST)/committed -xf -
+	$(MAKE) -C $(DIST)/committed scripts
+	$(RELEASE_ARCHIVE)sql/ $(addprefix --add-file=$(DIST)/committed/,$(SCRIPTS)) --prefix=idem-$(DIST_VERSION)/ \
+		--format=zip --output=$(DIST)/idem-$(DIST_VERSION).zip HEAD
+	rm -rf $(DIST)/committed
 
 # Debian's packages. pg_buildext names them after the servers for which there are headers. It calls
 # make itself, for each server: this make's arguments are not for those.
@@ -190,7 +221,7 @@ DEB = $(DIST)/deb
 deb:
 	rm -rf $(DEB)
 	mkdir -p $(DEB)
-	$(RELEASE_ARCHIVE) --format=tar.gz --output=$(DEB)/idem_$(DIST_VERSION).orig.tar.gz
+	$(RELEASE_ARCHIVE) --format=tar.gz --output=$(DEB)/idem_$(DIST_VERSION).orig.tar.gz HEAD
 	tar -C $(DEB) -xf $(DEB)/idem_$(DIST_VERSION).orig.tar.gz
 	cp -r $(DEB)/idem-$(DIST_VERSION)/packaging/debian $(DEB)/idem-$(DIST_VERSION)/
 	cd $(DEB)/idem-$(DIST_VERSION) && pg_buildext updatecontrol && \
@@ -218,5 +249,7 @@ install-portable: sql/idem_portable--1.0.sql
 
 .PHONY: prove
 # Tests read the SQL that is generated.
-prove: sql/idem_portable--1.0.sql sql/idem-portable-plain.sql
+prove: scripts
 	$(prove_installcheck)
+
+installcheck: portable

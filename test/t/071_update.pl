@@ -90,7 +90,7 @@ sub install
 	$control =~ s/(?<=default_version = ).*/'$newest'/ or die;
 	write_file("$tree/src/store/catalog.c", $catalog);
 	write_file("$tree/idem.control", $control);
-	$server->install($tree, 'DATA="sql/idem--0.9.sql' . ($newest eq '1.0' ? ' sql/idem--1.0.sql sql/idem--0.9--1.0.sql"' : '"'));
+	$server->install($tree, 'DATA="sql/idem--0.9.sql' . ($newest eq '1.0' ? ' sql/idem--0.9--1.0.sql"' : '"'));
 	return;
 }
 

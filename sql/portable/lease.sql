@@ -1,0 +1,93 @@
+-- ----- leases -----
+
+CREATE FUNCTION @extschema@.idem_extend(
+	user_id text, request_id text, token int8,
+	lease interval DEFAULT NULL, progress jsonb DEFAULT NULL, scope text DEFAULT '')
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	length constant interval := @extschema@.idem__check_lease(lease);
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+	policy record;
+	was @extschema@.idem__claim;
+	until timestamptz;
+BEGIN
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_extend()');
+	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
+	PERFORM @extschema@.idem__check_lease_max(key, length, policy.lease_max);
+	PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
+	was := @extschema@.idem__lock_lease(key, token);
+	PERFORM @extschema@.idem__require_unsettled(key, was);
+	until := CASE WHEN length IS NULL THEN greatest(was.lease_until, clock_timestamp() + policy.lease)
+		ELSE clock_timestamp() + length END;
+	UPDATE @extschema@.idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, @extschema@.idem__whole_second(until)),
+		progress = coalesce(idem_extend.progress, c.progress)
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	-- Progress records effects in other systems: a crash must not lose it.
+	IF idem_extend.progress IS NOT NULL THEN
+		PERFORM @extschema@.idem__commit_synchronously();
+	END IF;
+	RETURN until;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
+'heartbeat: the lease ends that long from now (NULL: the scope''s lease, but no earlier than before), returns when; records progress';
+
+-- Drops the progress too: the holder has undone what it stands for.
+CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+BEGIN
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_release()');
+	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token)).state IS NULL THEN
+		RETURN false;		-- a repeated release ends here too
+	END IF;
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
+	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
+	DELETE FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, int8, text) IS
+'gives a lease up, the next waiter claims: true, released; false, the request is not there';
+
+-- True: the lock of the lease's row is the fence.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__keep_fence(key @extschema@.idem__key, token int8)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT true $$;
+
+-- The lock of the row is the fence: nobody can take the lease over until this transaction
+-- ends.
+CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+BEGIN
+	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
+	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token)),
+		@extschema@.idem__keep_fence(key, token);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
+'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';

@@ -1,0 +1,237 @@
+-- ----- reading -----
+
+-- The latest answer, or 55000 if there is none.  If it is "claimed", the row has to be there:
+-- a caller can roll the claim back to a savepoint, and then put the note back.
+CREATE FUNCTION @extschema@.idem__require_latest(command text)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	latest text := @extschema@.idem__latest();
+	key jsonb;
+BEGIN
+	IF latest LIKE 'claimed %' AND split_part(latest, E'\n', 3) <> 'dropped' THEN
+		key := substr(split_part(latest, E'\n', 1), 9);
+		IF NOT EXISTS (SELECT FROM @extschema@.idem_claims AS c
+				WHERE c.user_id = key ->> 0 AND c.request_id = key ->> 1 AND c.scope = key ->> 2
+					AND @extschema@.idem__is_ours(c.xmin)) THEN
+			latest := NULL;
+		END IF;
+	END IF;
+	IF latest IS NULL THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
+			'Claim first, in the same transaction; or pass user_id and request_id to read what is stored.');
+	END IF;
+	RETURN latest;
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem_result()
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN nullif(split_part(@extschema@.idem__require_latest('idem_result()'), E'\n', 2), '')::jsonb;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_result() IS
+'result of the request of the latest claim call of this transaction, as stored so far';
+
+CREATE FUNCTION @extschema@.idem_status()
+RETURNS @extschema@.idem_outcome
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN split_part(@extschema@.idem__require_latest('idem_status()'), ' ', 1)::@extschema@.idem_outcome;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_status() IS
+'what the latest claim call of this transaction answered: claimed also after the request was completed';
+
+-- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
+-- (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key)
+RETURNS SETOF @extschema@.idem__claim
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
+	FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1
+$$;
+
+-- The row as a claim would see it: if expired = reclaim, an expired one is absent.
+CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key)
+RETURNS TABLE (outcome text, result jsonb)
+LANGUAGE sql STABLE ROWS 1
+AS $$
+	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
+			THEN 'unknown' ELSE c.state::text END, c.result
+	FROM @extschema@.idem__latest_row(key) AS c, @extschema@.idem__policy((key).scope) AS p
+	WHERE NOT (p.reclaim AND c.expires_at <= clock_timestamp()
+		AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
+$$;
+
+CREATE FUNCTION @extschema@.idem_result(user_id text, request_id text, scope text DEFAULT '')
+RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN (SELECT s.result FROM @extschema@.idem__as_claim_sees(key) AS s);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_result(text, text, text) IS
+'stored result of a request, or error of a failed one; NULL if there is none';
+
+CREATE FUNCTION @extschema@.idem_status(user_id text, request_id text, scope text DEFAULT '')
+RETURNS @extschema@.idem_outcome
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN (SELECT s.outcome FROM @extschema@.idem__as_claim_sees(key) AS s);
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
+'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';
+
+-- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
+-- on a standby, which raises an error if its primary does not track commits; and on Citus,
+-- where another server may have written the row.
+CREATE FUNCTION @extschema@.idem__committed_at(key @extschema@.idem__key)
+RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+	IF current_setting('track_commit_timestamp') <> 'on' OR pg_is_in_recovery()
+		OR to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+		RETURN NULL;
+	END IF;
+	RETURN (SELECT pg_xact_commit_timestamp(c.xmin) FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION @extschema@.idem_lookup(user_id text, request_id text, scope text DEFAULT '')
+RETURNS TABLE (
+	state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
+	fingerprint bytea, result jsonb, progress jsonb, committed_at timestamptz)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+BEGIN
+	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress, @extschema@.idem__committed_at(key)
+	FROM @extschema@.idem__latest_row(key) AS c;
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
+'all that is stored of a request but its token; no row if it is not remembered';
+
+-- ----- work that was left behind -----
+
+-- The rows with these settings are read by the index of unsettled claims, whatever the
+-- statistics say, and each call is planned for its scope.  (The order of the columns follows
+-- from the arguments: scope is both.)
+CREATE FUNCTION @extschema@.idem_lapsed(
+	INOUT scope text DEFAULT NULL, "limit" int4 DEFAULT 100,
+	OUT user_id text, OUT request_id text, OUT status text, OUT lease_until timestamptz, OUT progress jsonb)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_custom_plan
+AS $$
+BEGIN
+	PERFORM @extschema@.idem__check_scope(coalesce(scope, ''));
+	IF "limit" < 0 THEN
+		PERFORM @extschema@.idem__raise('ID400', 'limit must not be negative',
+			'Fix the client: pass how many rows to return at most, or NULL for all.');
+	END IF;
+	RETURN QUERY
+	SELECT c.scope, c.user_id, c.request_id, CASE WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END, c.lease_until, c.progress
+	FROM @extschema@.idem_claims AS c LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope
+	WHERE c.state = 'in_progress'::@extschema@.idem_state
+		AND (idem_lapsed.scope IS NULL OR c.scope = idem_lapsed.scope COLLATE "C")
+		AND (c.lease_until <= clock_timestamp() OR c.lease_until IS NULL)
+		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
+			OR c.expires_at > clock_timestamp())
+	ORDER BY c.lease_until NULLS FIRST, c.request_id, c.user_id, c.scope
+	LIMIT idem_lapsed."limit";
+END
+$$;
+
+COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
+'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: idem_lease() takes it over, unknown: find out, then settle it with idem_heal()';
+
+-- Roles that read a view have no right on the tables that it reads.  The index of unsettled
+-- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
+-- reader's WHERE with rows that the view leaves out.
+-- COLLATE: sql/idem-citus.sql gives the column another collation, which a view cannot follow.
+CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
+	SELECT c.scope, c.user_id COLLATE "C" AS user_id, c.request_id,
+		CASE WHEN c.lease_until > clock_timestamp() THEN 'live' WHEN p.lapsed = 'unknown' THEN 'unknown' ELSE 'lapsed' END AS status,
+		c.lease_until, c.expires_at
+	FROM @extschema@.idem_claims AS c LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope
+	WHERE c.state = 'in_progress'::@extschema@.idem_state
+		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
+			OR c.lease_until > clock_timestamp() OR c.expires_at > clock_timestamp())
+	ORDER BY c.lease_until NULLS FIRST;
+
+COMMENT ON VIEW @extschema@.idem_unsettled IS
+'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
+COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
+
+-- SQL does not see which request a session waits for, nor sessions that sleep until a lease
+-- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
+-- prepared transaction has no process.
+--
+-- It reads the server's functions, not its views of them, as idem_stat_table does: Citus makes
+-- all views that a view reads again on the other nodes, and plans them with the rights of the
+-- reader, who may not read pg_authid.
+CREATE VIEW @extschema@.idem_holders WITH (security_barrier) AS
+	SELECT u.scope, u.user_id, u.request_id, NULL::int4 AS pid, NULL::text AS gid, NULL::timestamptz AS since,
+		u.lease_until, NULL::int8 AS waiters
+	FROM @extschema@.idem_unsettled AS u
+	WHERE u.status = 'live'
+	UNION ALL
+	SELECT NULL, NULL, NULL, h.pid, p.gid, coalesce(p.prepared, a.xact_start), NULL, count(DISTINCT w.pid)
+	FROM pg_lock_status() AS w
+		JOIN pg_lock_status() AS h ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted AND h.mode = 'ExclusiveLock'
+		LEFT JOIN pg_stat_get_activity(NULL::int4) AS a ON a.pid = h.pid
+		LEFT JOIN pg_prepared_xact() AS p ON h.pid IS NULL AND p.transaction = h.transactionid
+	WHERE w.locktype = 'transactionid' AND NOT w.granted
+		AND EXISTS (SELECT FROM pg_lock_status() AS t WHERE t.pid = w.pid AND t.granted AND t.locktype = 'relation'
+			AND t.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+			AND t.relation = '@extschema@.idem_claims'::regclass AND t.mode <> 'AccessShareLock')
+	GROUP BY h.pid, p.gid, p.prepared, a.xact_start
+	ORDER BY since, lease_until;
+
+COMMENT ON VIEW @extschema@.idem_holders IS
+'live leases, and the transactions that claims wait for';
+COMMENT ON COLUMN @extschema@.idem_holders.request_id IS 'NULL, as user_id and scope are: a transaction that is waited for; SQL does not see for which request';
+COMMENT ON COLUMN @extschema@.idem_holders.pid IS 'process whose transaction is waited for';
+COMMENT ON COLUMN @extschema@.idem_holders.gid IS 'prepared transaction that is waited for';
+COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began, or was prepared; NULL: the reader may not see it';
+COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
+COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many sessions wait for the transaction; NULL for a lease: SQL does not see them';
