@@ -141,14 +141,20 @@ PG_PROVE_FLAGS += -I test/lib
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 
-# The SQL scripts, from their parts
-C_PARTS = $(addprefix sql/idem/,$(addsuffix .sql,checks tables policy claim sink settle call lease read \
-	forget clean statistics overloads rights))
-PORTABLE_PARTS = $(addprefix sql/portable/,$(addsuffix .sql,checks tables policy keys session waiting claim \
-	sink settle forget lease read call clean statistics overloads rights))
+# The SQL scripts, from their parts. In those of sql/common, @schema@ stands for the schema of idem:
+# the C edition can be renamed with its schema, and must not have a name within quotes.
+parts = $(foreach part,$1,$(or $(wildcard sql/$2/$(part).sql),sql/$(part).sql))
+C_PARTS = $(call parts,checks common/begin common/types common/tables policy claim sink settle call lease read forget \
+	clean common/procedures common/statistics statistics common/overloads common/rights rights common/comments common/end,idem)
+PORTABLE_PARTS = $(call parts,checks common/begin common/types common/tables types policy keys session waiting claim \
+	sink settle forget lease read call clean common/procedures common/statistics statistics common/overloads \
+	common/rights rights common/comments common/end,portable)
 # With an empty line between two parts
 JOIN = awk 'FNR == 1 && NR > 1 { print "" } { print }'
-PORTABLE = $(JOIN) $(PORTABLE_PARTS)
+SCHEMA = (SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e \
+	WHERE e.extname OPERATOR(pg_catalog.=) 'idem')
+PORTABLE = $(JOIN) $(PORTABLE_PARTS) | sed "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g"
+PORTABLE_HEAD = cat sql/portable/head.sql && echo
 
 .PHONY: scripts portable
 all: scripts
@@ -156,17 +162,17 @@ scripts: $(SCRIPTS)
 portable: $(filter sql/idem-portable%,$(SCRIPTS))
 
 sql/idem--1.0.sql: $(C_PARTS) Makefile
-	$(JOIN) $(C_PARTS) >$@.tmp
+	$(JOIN) $(C_PARTS) | sed "s/@schema@/$(SCHEMA)/g" >$@.tmp
 	mv $@.tmp $@
 
 sql/idem_portable--1.0.sql: sql/portable/head.sql $(PORTABLE_PARTS) Makefile
 	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
-		$(JOIN) $< $(PORTABLE_PARTS); } >$@.tmp
+		$(PORTABLE_HEAD) && $(PORTABLE); } >$@.tmp
 	mv $@.tmp $@
 
 # The parts take the place of the line @script@.
 sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(PORTABLE_PARTS) Makefile
-	{ cat sql/portable/head.sql && echo && sed '/^@script@$$/,$$d' $< && $(PORTABLE) && \
+	{ $(PORTABLE_HEAD) && sed '/^@script@$$/,$$d' $< && $(PORTABLE) && \
 		sed '1,/^@script@$$/d' $<; } >$@.tmp
 	mv $@.tmp $@
 
@@ -181,12 +187,12 @@ DIST_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
 # For pg_tle: the SQL that makes CREATE EXTENSION idem_portable work in a database
 .PHONY: dist-pgtle
 dist-pgtle: $(DIST)/pgtle/idem_portable.sql
-$(DIST)/pgtle/idem_portable.sql: $(PORTABLE_PARTS) idem_portable.control Makefile
+$(DIST)/pgtle/idem_portable.sql: sql/portable/head.sql $(PORTABLE_PARTS) idem_portable.control Makefile
 	mkdir -p $(@D)
 	{ printf '%s\n' "SELECT pgtle.install_extension('idem_portable'," && \
 		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && \
 		sed -n -e 's/^comment = \(.*\)/\1,/p' idem_portable.control && \
-		printf '%s\n' '$$idem_portable$$' && $(PORTABLE) && \
+		printf '%s\n' '$$idem_portable$$' && $(PORTABLE_HEAD) && $(PORTABLE) && \
 		printf '%s\n' '$$idem_portable$$);'; } >$@.tmp
 	mv $@.tmp $@
 

@@ -99,9 +99,3 @@ BEGIN
 	END IF;
 END
 $block$;
-
--- Tables and indexes go where the database has its own: the installer's default_tablespace can
--- be one in which that role may create nothing.  The last statement gives the setting back:
--- until the end of the transaction, nothing else would.
-SELECT set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
-	set_config('default_tablespace', '', true);

@@ -16,9 +16,6 @@ RETURNS bool
 AS 'MODULE_PATHNAME', 'idem_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_claim(text, text, text, bytea, interval) IS
-'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
-
 CREATE FUNCTION @extschema@.idem_try_claim(
 	user_id text,
 	request_id text,
@@ -32,9 +29,6 @@ CREATE FUNCTION @extschema@.idem_try_claim(
 	OUT lease_until timestamptz)
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
-
-COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval) IS
-'claims a request for this transaction, and returns the outcome instead of raising it. Use it in FROM';
 
 CREATE FUNCTION @extschema@.idem_lease(
 	user_id text,
@@ -52,9 +46,6 @@ CREATE FUNCTION @extschema@.idem_lease(
 AS 'MODULE_PATHNAME', 'idem_lease'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 SUPPORT @extschema@.idem__claim_support;
 
-COMMENT ON FUNCTION @extschema@.idem_lease(text, text, interval, text, bytea, interval, jsonb) IS
-'claims a request for work that is not one transaction: until the lease ends, or a call with the token settles it. Use it in FROM';
-
 CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids text[],
 	request_ids text[],
@@ -67,6 +58,3 @@ RETURNS TABLE (
 	result jsonb)
 AS 'MODULE_PATHNAME', 'idem_claim_many'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000;
-
-COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], text[], text, bytea[], interval) IS
-'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';

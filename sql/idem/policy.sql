@@ -1,3 +1,5 @@
+-- ----- triggers of idem_scopes -----
+
 CREATE FUNCTION @extschema@.idem__scopes_changed()
 RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem__scopes_changed'

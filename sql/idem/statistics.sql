@@ -77,13 +77,6 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 	FROM @extschema@.idem__stat_cleanup_counters(),
 		(SELECT @extschema@.idem__stat_cleaning(), @extschema@.idem__stat_launcher()) AS c (cleaning, launcher_pid);
 
-COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
-'statistics of removing expired claims in this database, by the worker and by sessions';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_deleted IS 'expired claims removed';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.batches IS 'batches committed';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there, except those of rows_unknown, has been expired; 0: none has expired; NULL: no claim is known. After a restart, claims from before it are not known until a batch has looked';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'batches have left expired claims behind that can be removed';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
@@ -93,67 +86,10 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'when the worke
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since backlog_since';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_done IS 'how much of the backlog of backlog_since is removed, from 0 to 1, measured by the times at which its claims expired';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.worker_pids IS 'workers that run now';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.stats_reset IS 'time of the latest idem_stat_reset(); NULL: since the server started';
-
--- As the server's own statistics estimate it; nothing here reads the table.  VACUUM removes a
--- dead row once no transaction can see it any more, so the oldest one holds all dead rows back
--- that were alive when it began.  The table is found as a member of the extension, because a
--- view that names it would keep it from being dropped and restored.  The owner can add tables of
--- that name, but none in the extension's schema: so the view has one row.
-CREATE VIEW @extschema@.idem_stat_table AS
-	SELECT COALESCE(NULLIF(pg_stat_get_live_tuples(t.oid), 0)::float8, GREATEST(t.reltuples, 0))::int8 AS claims,
-		pg_stat_get_dead_tuples(t.oid) AS dead_rows,
-		pg_total_relation_size(t.oid) AS bytes,
-		pg_indexes_size(t.oid) AS index_bytes,
-		GREATEST(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
-		o.holder AS held_back_by, o.pid AS held_back_by_pid, o.since AS held_back_since,
-		o.transactions AS held_back_transactions
-	FROM pg_extension AS x
-		JOIN pg_depend AS d ON d.refclassid = 'pg_extension'::regclass::oid
-			AND d.refobjid = x.oid AND d.deptype = 'e'
-			AND d.classid = 'pg_class'::regclass::oid
-		JOIN pg_class AS t ON t.oid = d.objid AND t.relname = 'idem_claims'
-			AND t.relnamespace = x.extnamespace AND t.relkind = 'r'
-		LEFT JOIN LATERAL (
-			SELECT h.holder, h.pid, h.since, h.transactions
-			FROM (
-				SELECT format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
-					a.pid, a.xact_start,
-					GREATEST(age(a.backend_xmin), age(a.backend_xid))
-				FROM pg_stat_activity AS a
-				WHERE (a.datid IS NULL OR a.datname = current_database())
-					AND a.pid <> pg_backend_pid()
-					AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-					AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
-				UNION ALL
-				SELECT format('prepared transaction "%s"', p.gid), NULL, p.prepared, age(p.transaction)
-				FROM pg_prepared_xacts AS p
-				WHERE p.database = current_database()
-				UNION ALL
-				SELECT format('replication slot "%s"', s.slot_name), s.active_pid, NULL, age(s.xmin)
-				FROM pg_replication_slots AS s
-				WHERE s.xmin IS NOT NULL
-			) AS h (holder, pid, since, transactions)
-			ORDER BY h.transactions DESC, h.since NULLS FIRST
-			LIMIT 1
-		) AS o ON true
-	WHERE x.extname = 'idem';
-
-COMMENT ON VIEW @extschema@.idem_stat_table IS
-'size of idem_claims, as the server estimates it, and what keeps VACUUM from removing its dead rows';
-COMMENT ON COLUMN @extschema@.idem_stat_table.claims IS 'claims in the table, an estimate';
-COMMENT ON COLUMN @extschema@.idem_stat_table.dead_rows IS 'dead rows of the table, an estimate';
-COMMENT ON COLUMN @extschema@.idem_stat_table.bytes IS 'size of the table with its indexes';
-COMMENT ON COLUMN @extschema@.idem_stat_table.index_bytes IS 'size of its indexes';
-COMMENT ON COLUMN @extschema@.idem_stat_table.last_vacuum IS 'end of the latest VACUUM, by autovacuum or by hand';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by IS 'oldest transaction, prepared transaction, replication slot or standby that may still need dead rows; NULL: none';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by_pid IS 'its process; NULL: it has none';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_since IS 'when it began, or was prepared; NULL: not known';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transactions of the server since then';
 
 CREATE FUNCTION @extschema@.idem__unsettled_claims(
 	OUT scope text,
@@ -173,10 +109,6 @@ CREATE VIEW @extschema@.idem_unsettled AS
 	SELECT scope, user_id, request_id, status, lease_until, expires_at
 	FROM @extschema@.idem__unsettled_claims()
 	ORDER BY lease_until NULLS FIRST;
-
-COMMENT ON VIEW @extschema@.idem_unsettled IS
-'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
-COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
 CREATE FUNCTION @extschema@.idem__held_keys(
 	OUT scope text,
@@ -209,7 +141,6 @@ COMMENT ON VIEW @extschema@.idem_holders IS
 COMMENT ON COLUMN @extschema@.idem_holders.pid IS 'process whose transaction holds the request';
 COMMENT ON COLUMN @extschema@.idem_holders.gid IS 'prepared transaction that holds it';
 COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began, or was prepared';
-COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
 COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many processes wait for it; NULL: idem is not preloaded, and nobody knows';
 
 CREATE FUNCTION @extschema@.idem__stat_claims_counters(
@@ -405,10 +336,6 @@ CREATE VIEW @extschema@.idem_metrics AS
 		GROUP BY 1, 3, 4, 5, 6
 	) AS m (name, le, outcome, scope, type, help, value)
 	WHERE cleanup.batches IS NOT NULL AND m.value IS NOT NULL;
-
-COMMENT ON VIEW @extschema@.idem_metrics IS
-'the statistics of this database as samples of Prometheus metrics; durations in seconds';
-COMMENT ON COLUMN @extschema@.idem_metrics.type IS 'type of the metric: a histogram has samples _bucket, _sum and _count';
 
 CREATE FUNCTION @extschema@.idem_stat_reset()
 RETURNS void

@@ -203,6 +203,3 @@ BEGIN
 	RETURN @extschema@.idem__call_settle(user_id, request_id, result, scope);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_call(text, text, text, jsonb, text, interval) IS
-'claims a request for this transaction, runs a function with the caller''s rights, and stores its result; a replay returns what is stored';

@@ -100,9 +100,6 @@ BEGIN
 	END IF;
 
 	PERFORM set_config('idem_install.role', current_setting('role'), true);
-	-- Tables and indexes go where the database has its own.
-	PERFORM set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
-		set_config('default_tablespace', '', true);
 	IF owner <> installer THEN
 		BEGIN
 			PERFORM set_config('role', r.rolname, true) FROM pg_roles AS r WHERE r.oid = owner;

@@ -702,9 +702,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_claim(text, text, text, bytea, interval) IS
-'claims a request for this transaction: true, do the work; false, it was done before. Any other outcome is raised';
-
 CREATE FUNCTION @extschema@.idem_try_claim(
 	user_id text, request_id text, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
@@ -742,9 +739,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_try_claim(text, text, text, bytea, interval) IS
-'claims a request for this transaction, and returns the outcome rather than raising it. Use it in FROM';
-
 CREATE FUNCTION @extschema@.idem_lease(
 	user_id text, request_id text, lease interval, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
@@ -774,9 +768,6 @@ BEGIN
 	token := @extschema@.idem__lease_token(key, answer.token);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_lease(text, text, interval, text, bytea, interval, jsonb) IS
-'claims a request for work that is not one transaction: until the lease ends, or a call with the token settles it. Use it in FROM';
 
 -- Claims one element of a batch.  A malformed element is answered with invalid, and the
 -- others are claimed.  is_free: nobody was in the way of its part of the batch.
@@ -887,6 +878,3 @@ BEGIN
 	RETURN QUERY SELECT t.n, t.outcome, t.result FROM unnest(sorted.ordinals, outcomes, results) AS t (n, outcome, result) ORDER BY t.n;
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], text[], text, bytea[], interval) IS
-'claims requests for this transaction, in an order in which batches do not deadlock; answers in the order of the arrays';

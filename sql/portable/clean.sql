@@ -106,9 +106,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem__cleanup_step(int4, timestamptz, timestamptz) IS
-'for idem_cleanup_all(): one batch, from one low-water mark to the next';
-
 CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL)
 RETURNS int8
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -119,44 +116,3 @@ BEGIN
 	RETURN (@extschema@.idem__cleanup_step(batch_size, NULL::timestamptz, NULL::timestamptz)).rows_deleted;
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_cleanup(int4) IS
-'operator: removes expired claims in this transaction, at most batch_size (NULL: that of idem_settings) and for about a second; returns how many';
-
--- A procedure that commits can have no search_path of its own, so it qualifies every name.
--- The cutoff is the time of the call: otherwise it would never end while claims expire.
-CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size pg_catalog.int4 DEFAULT NULL)
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
-	start pg_catalog.timestamptz := '-infinity';
-	more pg_catalog.bool := true;
-	refused pg_catalog.text;
-BEGIN
-	-- Only the message of a failed COMMIT shows whether this procedure may commit, and it is in the
-	-- session's language.  The first COMMIT fails in any case, since it is in a block with EXCEPTION.
-	-- The second one is where none may ever commit.
-	BEGIN
-		COMMIT;
-	EXCEPTION WHEN invalid_transaction_termination THEN
-		refused := SQLERRM;
-	END;
-	BEGIN
-		EXECUTE 'DO ''BEGIN COMMIT; END''';
-	EXCEPTION WHEN invalid_transaction_termination OR insufficient_privilege THEN
-		IF refused OPERATOR(pg_catalog.=) SQLERRM THEN
-			RAISE EXCEPTION 'idem_cleanup_all() cannot run inside a transaction block' USING ERRCODE = 'active_sql_transaction',
-				HINT = 'Call it without BEGIN, and not from a function or a block with EXCEPTION; or use idem_cleanup().';
-		END IF;
-	END;
-	WHILE more LOOP
-		SELECT step.more, step.next_start INTO more, start
-		FROM @extschema@.idem__cleanup_step(batch_size, start, expired_before) AS step;
-		COMMIT;
-	END LOOP;
-END
-$$;
-
-COMMENT ON PROCEDURE @extschema@.idem_cleanup_all(int4) IS
-'operator: removes all claims that have expired by now, but those that others have locked, in batches that are committed one by one';

@@ -71,8 +71,8 @@
  *	 the search_path pg_catalog, pg_temp, and qualify every name of ours.  Internal functions
  *	 can be executed by the owner only, and run under the search_path of the function that
  *	 calls them.  One of their own would cost a microsecond or two, and would keep SQL
- *	 functions from being inlined.  idem_cleanup_all() commits, so it cannot have a
- *	 search_path, and idem_call() leaves its caller's to the function that it runs: they
+ *	 functions from being inlined.  idem_cleanup_all() and idem_erase() commit, so they cannot
+ *	 have a search_path, and idem_call() leaves its caller's to the function that it runs: they
  *	 qualify every name.
  * - The installation is refused if a role can create objects in the schema, or owns
  *	 functions, operators or types in it, unless that role is a superuser or the owner-to-be.
@@ -87,7 +87,7 @@
  * - The owner of the schema and the owner of the database can drop idem.
  * - A trigger on one of our tables runs as our owner.  GRANT ALL ON ALL TABLES gives the
  *	 right to create one (TRIGGER).  Grant by idem_grant() instead.
- * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all() and the triggers run with
+ * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all(), idem_erase() and the triggers run with
  *	 the rights of their caller.  A superuser who does not trust the owner of idem must not
  *	 call them, and must not write its tables.
  */

@@ -258,9 +258,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
-'SHA-256 of the canonical text: equal jsonb have equal fingerprints';
-
 -- ----- scopes that are not declared -----
 
 -- Raises ID400 for a claim in a scope without a row.  The HINT has up to five declared

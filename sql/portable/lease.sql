@@ -36,9 +36,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_extend(text, text, int8, interval, jsonb, text) IS
-'heartbeat: the lease ends that long from now (NULL: the scope''s lease, but no earlier than before), returns when; records progress';
-
 -- Drops the progress too: the holder has undone what it stands for.
 CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS boolean
@@ -63,9 +60,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_release(text, text, int8, text) IS
-'gives a lease up, the next waiter claims: true, released; false, the request is not there';
-
 -- True: the lock of the lease's row is the fence.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__keep_fence(key @extschema@.idem__key, token int8)
 RETURNS boolean
@@ -88,6 +82,3 @@ BEGIN
 		@extschema@.idem__keep_fence(key, token);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_fence(text, text, int8, text) IS
-'keeps the lease from being taken over until this transaction ends, or raises ID410: begin each transaction of leased work with it';

@@ -65,40 +65,6 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__replace_settings();
 
 INSERT INTO @extschema@.idem_settings DEFAULT VALUES;
 
-CREATE TABLE @extschema@.idem_scopes (
-	scope text COLLATE "C" PRIMARY KEY CHECK (octet_length(scope) <= 255),
-	ttl interval
-		CONSTRAINT idem_scopes_ttl_check CHECK (
-			ttl > '0' AND ttl <= '36500 days'
-			AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
-	lease interval
-		CONSTRAINT idem_scopes_lease_check CHECK (
-			lease > '0' AND lease <= '36500 days'
-			AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
-	lease_max interval
-		CONSTRAINT idem_scopes_lease_max_check CHECK (
-			lease_max > '0' AND lease_max <= '36500 days'
-			AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
-	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
-	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
-	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
-	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
-	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
-	guarded_since timestamptz,
-	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
-) USING heap;
-
-COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'how long a claim is remembered at least; NULL: that of idem_settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease when it is extended; NULL: that of idem_settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: that of idem_settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
-COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
-COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim guards until it is removed; reclaim: it counts as absent';
-COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells one that may have been forgotten from a new one';
-COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: that of idem_settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'requests from before then are stale unless they have a row; kept by a trigger';
-
 -- Turns days into 24 hours each.  Added as a day, an interval would have 23 or 25 hours
 -- where the clock changes.
 CREATE FUNCTION @extschema@.idem__without_days(length interval)

@@ -37,9 +37,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_result() IS
-'result of the request of the latest claim call of this transaction, as stored so far';
-
 CREATE FUNCTION @extschema@.idem_status()
 RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -50,9 +47,6 @@ BEGIN
 	RETURN split_part(@extschema@.idem__require_latest('idem_status()'), ' ', 1)::@extschema@.idem_outcome;
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_status() IS
-'what the latest claim call of this transaction answered: claimed also after the request was completed';
 
 -- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
 -- (Replaced by sql/idem-citus.sql.)
@@ -91,9 +85,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_result(text, text, text) IS
-'stored result of a request, or error of a failed one; NULL if there is none';
-
 CREATE FUNCTION @extschema@.idem_status(user_id text, request_id text, scope text DEFAULT '')
 RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
@@ -106,9 +97,6 @@ BEGIN
 	RETURN (SELECT s.outcome FROM @extschema@.idem__as_claim_sees(key) AS s);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
-'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';
 
 -- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
 -- on a standby, which raises an error if its primary does not track commits; and on Citus,
@@ -144,9 +132,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_lookup(text, text, text) IS
-'all that is stored of a request but its token; no row if it is not remembered';
-
 -- ----- work that was left behind -----
 
 -- The rows with these settings are read by the index of unsettled claims, whatever the
@@ -181,9 +166,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_lapsed(text, int4) IS
-'leases that lapsed and were not settled, longest lapsed first, of a scope or of all (NULL); status lapsed: idem_lease() takes it over, unknown: find out, then settle it with idem_heal()';
-
 -- Roles that read a view have no right on the tables that it reads.  The index of unsettled
 -- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
 -- reader's WHERE with rows that the view leaves out.
@@ -197,10 +179,6 @@ CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
 		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
 			OR c.lease_until > clock_timestamp() OR c.expires_at > clock_timestamp())
 	ORDER BY c.lease_until NULLS FIRST;
-
-COMMENT ON VIEW @extschema@.idem_unsettled IS
-'requests in progress under a lease, and those whose lease lapsed; the oldest lease first';
-COMMENT ON COLUMN @extschema@.idem_unsettled.status IS 'live: a holder is at work; lapsed: the next idem_lease() takes it over; unknown: somebody has to find out';
 
 -- SQL does not see which request a session waits for, nor sessions that sleep until a lease
 -- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
@@ -233,5 +211,4 @@ COMMENT ON COLUMN @extschema@.idem_holders.request_id IS 'NULL, as user_id and s
 COMMENT ON COLUMN @extschema@.idem_holders.pid IS 'process whose transaction is waited for';
 COMMENT ON COLUMN @extschema@.idem_holders.gid IS 'prepared transaction that is waited for';
 COMMENT ON COLUMN @extschema@.idem_holders.since IS 'when that transaction began, or was prepared; NULL: the reader may not see it';
-COMMENT ON COLUMN @extschema@.idem_holders.lease_until IS 'end of the lease that holds it';
 COMMENT ON COLUMN @extschema@.idem_holders.waiters IS 'how many sessions wait for the transaction; NULL for a lease: SQL does not see them';

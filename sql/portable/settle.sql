@@ -267,9 +267,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_complete(jsonb) IS
-'stores the response of the only request that this transaction holds unsettled';
-
 CREATE FUNCTION @extschema@.idem_complete(
 	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
 RETURNS boolean
@@ -285,9 +282,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @extschema@.idem_complete(text, text, jsonb, int8, text) IS
-'stores the response of a request that this transaction holds, or whose lease has the token: true, stored; false, an identical repeat';
-
 CREATE FUNCTION @extschema@.idem_fail(error jsonb)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
@@ -298,9 +292,6 @@ BEGIN
 	RETURN @extschema@.idem__settle('idem_fail()', @extschema@.idem__only_unsettled('idem_fail()'), NULL::int8, 'failed', error);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_fail(jsonb) IS
-'ends the only request that this transaction holds unsettled as failed; commit, or it is not recorded';
 
 CREATE FUNCTION @extschema@.idem_fail(
 	user_id text, request_id text, error jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
@@ -316,9 +307,6 @@ BEGIN
 	RETURN @extschema@.idem__settle('idem_fail()', key, token, 'failed', error);
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_fail(text, text, jsonb, int8, text) IS
-'ends a request that this transaction holds, or whose lease has the token, as failed: true, stored; false, an identical repeat';
 
 CREATE FUNCTION @extschema@.idem_heal(user_id text, request_id text, result jsonb, scope text DEFAULT '')
 RETURNS boolean
@@ -360,6 +348,3 @@ BEGIN
 	RETURN true;
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_heal(text, text, jsonb, text) IS
-'settles a lease of any holder, after its work was found done: true, settled; false, it was settled already';

@@ -208,6 +208,3 @@ BEGIN
 	RETURN NULL;
 END
 $$;
-
-COMMENT ON FUNCTION @extschema@.idem_skip_duplicates() IS
-'trigger BEFORE INSERT, arguments scope, user column, request column: claims the request of each row, and skips the row if it was done before';

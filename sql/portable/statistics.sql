@@ -1,3 +1,5 @@
+-- ----- statistics -----
+
 -- Without security_barrier: it shows sums and ages, no row of a claim; and a barrier would have
 -- idem_metrics count rows_unknown, too.
 CREATE VIEW @extschema@.idem_stat_cleanup AS
@@ -27,69 +29,12 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 			WHERE t.finished_at > coalesce((SELECT t2.finished_at FROM @extschema@.idem_cleanup_batches AS t2 WHERE NOT t2.more
 				ORDER BY t2.finished_at DESC LIMIT 1), '-infinity')) AS g ON l.more;
 
-COMMENT ON VIEW @extschema@.idem_stat_cleanup IS
-'statistics of removing expired claims in this database';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_deleted IS 'expired claims removed';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.batches IS 'batches committed';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_batch_seconds IS 'duration of the latest batch';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.total_batch_seconds IS 'duration of all batches';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.max_batch_seconds IS 'duration of the longest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_run IS 'end of the latest batch';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'who cleans: sessions; or nobody, in the last hour';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'end of the first batch that left the backlog behind; NULL: there is none';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since, by that batch and those after it';
-
--- As the server's own statistics estimate it; nothing here reads the table.  VACUUM removes a
--- dead row once no transaction can see it any more, so the oldest one holds all dead rows back
--- that were alive when it began.
-CREATE VIEW @extschema@.idem_stat_table AS
-	SELECT coalesce(nullif(pg_stat_get_live_tuples(t.oid), 0)::float8, greatest(t.reltuples, 0))::int8 AS claims,
-		pg_stat_get_dead_tuples(t.oid) AS dead_rows,
-		pg_total_relation_size(t.oid) AS bytes,
-		pg_indexes_size(t.oid) AS index_bytes,
-		greatest(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)) AS last_vacuum,
-		o.holder AS held_back_by, o.pid AS held_back_by_pid, o.since AS held_back_since,
-		o.transactions AS held_back_transactions
-	FROM pg_class AS t
-		LEFT JOIN LATERAL (
-			SELECT h.holder, h.pid, h.since, h.transactions
-			FROM (
-				SELECT format(CASE WHEN a.datid IS NULL THEN 'standby of process %s' ELSE 'transaction of process %s' END, a.pid),
-					a.pid, a.xact_start,
-					greatest(age(a.backend_xmin), age(a.backend_xid))
-				FROM pg_stat_get_activity(NULL::int4) AS a
-				WHERE (a.datid IS NULL OR a.datid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
-					AND a.pid <> pg_backend_pid()
-					AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-					AND NOT EXISTS (SELECT FROM pg_stat_get_progress_info('VACUUM') AS v WHERE v.pid = a.pid)
-				UNION ALL
-				SELECT format('prepared transaction "%s"', p.gid), NULL, p.prepared, age(p.transaction)
-				FROM pg_prepared_xact() AS p
-				WHERE p.dbid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-				UNION ALL
-				SELECT format('replication slot "%s"', s.slot_name), s.active_pid, NULL, age(s.xmin)
-				FROM pg_get_replication_slots() AS s
-				WHERE s.xmin IS NOT NULL
-			) AS h (holder, pid, since, transactions)
-			ORDER BY h.transactions DESC, h.since NULLS FIRST
-			LIMIT 1
-		) AS o ON true
-	WHERE t.oid = '@extschema@.idem_claims'::regclass;
-
-COMMENT ON VIEW @extschema@.idem_stat_table IS
-'size of idem_claims, as the server estimates it, and what keeps VACUUM from removing its dead rows';
-COMMENT ON COLUMN @extschema@.idem_stat_table.claims IS 'claims in the table, an estimate';
-COMMENT ON COLUMN @extschema@.idem_stat_table.dead_rows IS 'dead rows of the table, an estimate';
-COMMENT ON COLUMN @extschema@.idem_stat_table.bytes IS 'size of the table with its indexes';
-COMMENT ON COLUMN @extschema@.idem_stat_table.index_bytes IS 'size of its indexes';
-COMMENT ON COLUMN @extschema@.idem_stat_table.last_vacuum IS 'end of the latest VACUUM, by autovacuum or by hand';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by IS 'oldest transaction, prepared transaction, replication slot or standby that may still need dead rows; NULL: none';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_by_pid IS 'its process; NULL: it has none';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_since IS 'when it began, or was prepared; NULL: not known';
-COMMENT ON COLUMN @extschema@.idem_stat_table.held_back_transactions IS 'transactions of the server since then';
 
 -- The shares of the most common scopes, from the sample that ANALYZE takes.  It runs as idem's
 -- owner, because pg_stats shows a column only to roles that may read it.
@@ -187,7 +132,3 @@ CREATE VIEW @extschema@.idem_metrics AS
 		-- On Citus the table of this node is empty, see sql/idem-citus.sql: its size says nothing.
 		AND NOT ((m.name ^@ 'idempotency_claims' OR m.name = 'idempotency_scope_claims')
 			AND to_regclass('@extschema@.idem__token_source') IS NOT NULL);
-
-COMMENT ON VIEW @extschema@.idem_metrics IS
-'what is known of this database without counting claims, as samples of Prometheus metrics; durations in seconds';
-COMMENT ON COLUMN @extschema@.idem_metrics.type IS 'type of the metric: a histogram has samples _bucket, _sum and _count';

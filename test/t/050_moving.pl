@@ -242,7 +242,7 @@ is(content(), $before, 'none of which changes anything');
 # something else
 my $earlier = slurp_file($portable);
 my $changes = 0;
-$changes += $earlier =~ s/(?=^-- ----- claims -----$)/CREATE TYPE \@extschema\@.idem__earlier AS (key \@extschema\@.idem__key, outcome \@extschema\@.idem_outcome);
+$changes += $earlier =~ s/(?=^-- ----- policy -----$)/CREATE TYPE \@extschema\@.idem__earlier AS (key \@extschema\@.idem__key, outcome \@extschema\@.idem_outcome);
 
 CREATE FUNCTION \@extschema\@.idem__earlier(key \@extschema\@.idem__key) RETURNS \@extschema\@.idem__earlier
 LANGUAGE sql AS \$\$ SELECT ROW (key, NULL)::\@extschema\@.idem__earlier \$\$;

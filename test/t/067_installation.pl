@@ -152,6 +152,20 @@ like($err, qr/ERROR:  55000: others may create objects in schema requests: owner
 as('owner', 'GRANT CREATE ON SCHEMA requests TO guest');
 unlike((as('guest', $install{idem}))[0], qr/ERROR/, 'idem: installed with that right');
 
+# ----- what is in the schema already -----
+
+# idem's objects will belong to a superuser in the C edition, and to the installer otherwise.
+for my $way (sort keys %install)
+{
+	as('owner', $drop);
+	my $function = q{CREATE FUNCTION requests.idem_pay(user_id text, request_id text) RETURNS boolean LANGUAGE sql AS 'SELECT true';};
+	$way eq 'idem' ? $node->safe_psql('shop', $function) : as('owner', $function);
+	($err) = as('owner', $install{$way});
+	unlike($err, qr/ERROR/, "$way: installed beside a function like its own") or diag $err;
+	is($node->safe_psql('shop', q{SELECT count(*), bool_and(has_function_privilege('guest', oid, 'EXECUTE')) FROM pg_proc WHERE proname = 'idem_pay'}),
+		'1|t', "$way: which stays as it is");
+}
+
 # ----- what somebody else adds to the extension -----
 
 $node->safe_psql('postgres', 'CREATE ROLE app');

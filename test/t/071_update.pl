@@ -33,18 +33,13 @@ sub take
 	return $1;
 }
 
-# The DO block of 1.0 after a comment with this text, changed
+# The DO block of 1.0 after a comment with this text
 sub block
 {
-	my ($text, $from, $to) = @_;
+	my ($text) = @_;
 	my ($block) = $new =~ /^-- [^\n]*\Q$text\E.*?^(DO \$block\$\n.*?^\$block\$;\n)/ms or die "the script of 1.0 has no: $text";
-	!defined $from || $block =~ s/\Q$from\E/$to/g or die "the block after \"$text\" has no: $from";
 	return $block;
 }
-
-my $extension = q{e.extname = 'idem'};
-my $others = q{a.grantee <> o.owner};
-my $new_members = q{'^(.*\.)?idem_(call|lapsed)\('};
 
 # As an update script has to be: it locks the tables in the order of claims; ALTER TABLE makes all
 # sessions look at the version again; it changes rights on new objects only; and it finds the owner
@@ -53,16 +48,17 @@ my $update = join(
 	"\n",
 	'\echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit',
 	'SET LOCAL search_path = pg_catalog, pg_temp;',
+	block('is in the schema already'),
 	take('CREATE INDEX idem_claims_unsettled_idx .*?;\n'),
 	'ALTER TABLE @extschema@.idem_claims SET (autovacuum_vacuum_threshold = 5000);',
 	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT idem_scopes_lease_max_check CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
-	take('CREATE FUNCTION @extschema@\.idem_call\(.*?;\n\nCOMMENT ON .*?\';\n'),
-	take('CREATE FUNCTION @extschema@\.idem_lapsed\(.*?;\n\nCOMMENT ON .*?\';\n'),
+	(map { take("CREATE FUNCTION \@extschema\@\\.$_\\(.*?;\n"), take("COMMENT ON FUNCTION \@extschema\@\\.$_\\(.*?';\n") } qw(idem_call idem_lapsed)),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
-	block('Untyped literals', $extension, "$extension AND p.proname = 'idem_call'"),
-	block('PostgreSQL\'s own defaults', $others, "$others AND o.object ~ $new_members"),
-	block('other table may use them'));
+	block('Untyped literals'),
+	block('PostgreSQL\'s own defaults'),
+	block('other table may use them'),
+	block('it may stay empty'));
 $update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|_change_rights)\b)/CREATE OR REPLACE $1/mg;
 $old =~ s/^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?), expires_at\n/$1\n/ms or die 'idem_unsettled has no expires_at';
 $old =~ s/autovacuum_vacuum_threshold = 5000/autovacuum_vacuum_threshold = 1000/ or die 'another threshold';

@@ -10,34 +10,41 @@
 -- choose among several with the same names.
 DO $block$
 DECLARE
+	schema constant regnamespace := @schema@;
 	original record;
 	ids text;
 	call text;
-	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';		-- with quote_all_identifiers, too
+	-- with quote_all_identifiers, too
+	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
 BEGIN
 	FOR original IN
-		SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments,
-			pg_get_function_identity_arguments(p.oid) AS types, pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows,
+		SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_identity_arguments(p.oid) AS types,
+			pg_get_function_result(p.oid) AS result, p.prorettype, p.procost, p.prorows, p.prosupport,
 			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
 			CASE p.proparallel WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END AS parallel,
 			(SELECT string_agg(', $' || n::text, '' ORDER BY n) FROM generate_series(3, p.pronargs) AS n) AS further
 		FROM pg_proc AS p
-		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND NOT p.proname ^@ 'idem__'
-			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
+		WHERE p.pronamespace = schema AND p.proname ^@ 'idem_' AND NOT p.proname ^@ 'idem__'
+			AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
+			AND 'ROUTINE ' || p.oid::regprocedure <> ALL (current_setting('idem_install.others')::text[])
 			AND pg_get_function_arguments(p.oid) ~ ids_of_original
 	LOOP
-		call := format('@extschema@.%I($1::text, $2::text%s)', original.proname, original.further);
+		call := format('%s.%I($1::text, $2::text%s)', schema, original.proname, original.further);
 		FOREACH ids IN ARRAY ARRAY['user_id text, request_uuid uuid',
 			'user_uuid uuid, request_id text', 'user_uuid uuid, request_uuid uuid',
 			'user_number int8, request_id text', 'user_number int8, request_uuid uuid']
 		LOOP
-			EXECUTE format('CREATE FUNCTION @extschema@.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s COST %s %s %s',
-				original.proname, regexp_replace(original.arguments, ids_of_original, ids),
+			EXECUTE format('CREATE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
+				schema, original.proname, regexp_replace(original.arguments, ids_of_original, ids),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows > 0 THEN 'ROWS ' || original.prorows::text END,
-				format(CASE original.prorettype WHEN 'record'::regtype THEN 'BEGIN ATOMIC SELECT * FROM %s; END' ELSE 'RETURN %s' END, call));
-			EXECUTE format('COMMENT ON FUNCTION @extschema@.%I(%s) IS %L',
-				original.proname, regexp_replace(original.types, ids_of_original, ids),
+				CASE WHEN original.prosupport <> 0 THEN 'SUPPORT ' || original.prosupport::text END,
+				CASE WHEN original.prorettype <> 'record'::regtype THEN format('sql RETURN %s', call)
+				-- not inlined: a claim is in C then, see src/protocol/ids.c
+				WHEN original.prosupport <> 0 THEN format('C AS ''MODULE_PATHNAME'', ''%s_ids''', original.proname)
+				ELSE format('sql BEGIN ATOMIC SELECT * FROM %s; END', call) END);
+			EXECUTE format('COMMENT ON FUNCTION %s.%I(%s) IS %L',
+				schema, original.proname, regexp_replace(original.types, ids_of_original, ids),
 				format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
 	END LOOP;

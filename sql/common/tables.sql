@@ -1,19 +1,6 @@
--- ----- types -----
-
-CREATE TYPE @extschema@.idem_state AS ENUM ('in_progress', 'completed', 'failed');
-
-COMMENT ON TYPE @extschema@.idem_state IS 'state of a stored claim';
-
-CREATE TYPE @extschema@.idem_outcome AS ENUM (
-	'claimed', 'completed', 'failed', 'in_progress', 'timed_out', 'unknown',
-	'mismatch', 'stale', 'invalid'
-);
-
-COMMENT ON TYPE @extschema@.idem_outcome IS 'answer of a claim call';
-
 -- ----- claims -----
 
--- src/store*.c write this table directly and know its columns by position.
+-- The C edition, in src/store, writes this table directly and knows its columns by position.
 --
 -- Fixed-width columns come first.  Columns that a marker does not need are NULL and take no
 -- room.  Collation "C": an update of the system's collations must not corrupt the index that
@@ -45,8 +32,8 @@ CREATE TABLE @extschema@.idem_claims (
 -- them.
 CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
--- Leases in progress are few among all claims.  A marker has no entry here, and src/store*.c
--- does not even open this index for it.  The end of the lease is not in the index: with it,
+-- Leases in progress are few among all claims.  A marker has no entry here, and the C
+-- edition does not even open this index for it.  The end of the lease is not in the index: with it,
 -- idem_extend() could not update a row in place (HOT).
 CREATE INDEX idem_claims_unsettled_idx ON @extschema@.idem_claims (scope)
 	WHERE state = 'in_progress'::@extschema@.idem_state;
@@ -64,49 +51,35 @@ COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 -- ----- scopes -----
 
 CREATE TABLE @extschema@.idem_scopes (
-	scope text COLLATE "C" PRIMARY KEY
-		CHECK (octet_length(scope) <= 255),
+	scope text COLLATE "C" PRIMARY KEY CHECK (octet_length(scope) <= 255),
 	ttl interval
 		CONSTRAINT idem_scopes_ttl_check CHECK (
-			ttl > interval '0'
-			AND ttl <= interval '36500 days'
-			AND date_part('year', ttl) = 0
-			AND date_part('month', ttl) = 0),
+			ttl > interval '0' AND ttl <= interval '36500 days'
+			AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
 	lease interval
 		CONSTRAINT idem_scopes_lease_check CHECK (
-			lease > interval '0'
-			AND lease <= interval '36500 days'
-			AND date_part('year', lease) = 0
-			AND date_part('month', lease) = 0),
+			lease > interval '0' AND lease <= interval '36500 days'
+			AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
 	lease_max interval
 		CONSTRAINT idem_scopes_lease_max_check CHECK (
-			lease_max > interval '0'
-			AND lease_max <= interval '36500 days'
-			AND date_part('year', lease_max) = 0
-			AND date_part('month', lease_max) = 0),
-	failed text NOT NULL DEFAULT 'terminal'
-		CHECK (failed = 'terminal' OR failed = 'retryable'),
-	lapsed text NOT NULL DEFAULT 'reclaim'
-		CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
-	expired text NOT NULL DEFAULT 'protect'
-		CHECK (expired = 'protect' OR expired = 'reclaim'),
-	key_time text NOT NULL DEFAULT 'any'
-		CHECK (key_time = 'any' OR key_time = 'uuidv7'),
-	result_max_bytes int4
-		CHECK (result_max_bytes > 0
-			AND result_max_bytes <= 267386880),
+			lease_max > interval '0' AND lease_max <= interval '36500 days'
+			AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
+	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
+	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
+	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
+	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
+	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
 	guarded_since timestamptz,
-	CONSTRAINT idem_scopes_key_time_ttl_check
-		CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
+	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long; NULL: idem.ttl';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease that idem_extend() renews without a length; NULL: idem.lease';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: idem.lease_max';
+COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long; NULL: the setting ttl';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease that idem_extend() renews without a length; NULL: the setting lease';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: the setting lease_max';
 COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
 COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
 COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim still guards until it is removed; reclaim: it counts as absent';
 COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells a new request from one that may have been forgotten';
-COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: idem.result_max_bytes';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale; set by a trigger';
+COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: the setting result_max_bytes';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale unless they have a row; set by a trigger';
