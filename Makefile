@@ -66,7 +66,6 @@ OBJS = \
 	src/store/key.o \
 	src/store/interval.o \
 	src/shared/stats_sql.o \
-	src/shared/backlog.o \
 	src/clean/state.o \
 	src/shared/stats.o \
 	src/shared/databases.o \

@@ -17,9 +17,6 @@ CREATE FUNCTION @extschema@.idem__stat_cleanup_counters(
 	OUT stats_reset timestamptz,
 	OUT duration_bounds float8[],
 	OUT batches_by_duration int8[],
-	OUT backlog_since timestamptz,
-	OUT backlog_rows_deleted int8,
-	OUT backlog_done float8,
 	OUT shared_memory text)
 AS 'MODULE_PATHNAME', 'idem__stat_cleanup_counters'
 LANGUAGE C VOLATILE PARALLEL RESTRICTED;
@@ -73,7 +70,7 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		last_error, last_error_at, worker_pids, stats_reset,
 		CASE WHEN starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
 			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
-		c.launcher_pid, backlog_since, backlog_rows_deleted, backlog_done, shared_memory
+		c.launcher_pid, shared_memory
 	FROM @extschema@.idem__stat_cleanup_counters(),
 		(SELECT @extschema@.idem__stat_cleaning(), @extschema@.idem__stat_launcher()) AS c (cleaning, launcher_pid);
 
@@ -82,9 +79,6 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'batches have left ex
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.shared_memory IS 'preloaded; or made on demand: what was counted before the first call since the server started is missing';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.launcher_pid IS 'process that starts the workers; NULL: there is none';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'when the worker met the backlog that it is removing; NULL: it has none. A backlog that only sessions left is not counted';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since backlog_since';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_done IS 'how much of the backlog of backlog_since is removed, from 0 to 1, measured by the times at which its claims expired';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; as of the worker''s latest rescan, about once a minute';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.errors IS 'errors of the worker';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.last_error IS 'message of the latest error; the log has the rest';
@@ -295,9 +289,6 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
 				'How long ago the latest batch of the cleanup ended.',
 				date_part('epoch', clock_timestamp() - cleanup.last_run)),
-			('idempotency_cleanup_backlog_done_ratio', NULL, NULL, 'gauge',
-				'Part of the time in which the backlog expired whose claims are removed; 1 without a backlog.',
-				COALESCE(cleanup.backlog_done, 1)),
 			('idempotency_cleanup_launcher_up', NULL, NULL, 'gauge',
 				'1 if the process runs that starts the workers. Not where idem is not preloaded and no worker was started.',
 				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory = 'preloaded'

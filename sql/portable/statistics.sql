@@ -18,23 +18,16 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		l.finished_at AS last_run,
 		CASE WHEN l.finished_at > clock_timestamp() - interval '1 hour' THEN 'sessions: this edition has no worker'
 			ELSE 'nobody: no session has called idem_cleanup_all() ' || CASE WHEN l.finished_at IS NULL THEN 'yet'
-				ELSE 'for ' || date_trunc('minute', clock_timestamp() - l.finished_at)::text END END AS cleaning,
-		g.since AS backlog_since, g.rows_deleted AS backlog_rows_deleted
+				ELSE 'for ' || date_trunc('minute', clock_timestamp() - l.finished_at)::text END END AS cleaning
 	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
 				coalesce(sum(t.seconds), 0) AS seconds, coalesce(max(t.max_seconds), 0) AS max_seconds
 			FROM @extschema@.idem_cleanup_batches AS t) AS b
-		LEFT JOIN LATERAL (SELECT t.* FROM @extschema@.idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true
-		LEFT JOIN LATERAL (
-			SELECT min(t.finished_at) AS since, sum(t.rows_deleted)::int8 AS rows_deleted FROM @extschema@.idem_cleanup_batches AS t
-			WHERE t.finished_at > coalesce((SELECT t2.finished_at FROM @extschema@.idem_cleanup_batches AS t2 WHERE NOT t2.more
-				ORDER BY t2.finished_at DESC LIMIT 1), '-infinity')) AS g ON l.more;
+		LEFT JOIN LATERAL (SELECT t.* FROM @extschema@.idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.rows_unknown IS 'expired claims that nobody settled, kept by lapsed = unknown; reads all expired claims';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'who cleans: sessions; or nobody, in the last hour';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_since IS 'end of the first batch that left the backlog behind; NULL: there is none';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog_rows_deleted IS 'claims removed since, by that batch and those after it';
 
 -- The shares of the most common scopes, from the sample that ANALYZE takes.  It runs as idem's
 -- owner, because pg_stats shows a column only to roles that may read it.

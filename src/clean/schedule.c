@@ -189,11 +189,3 @@ idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 	}
 	batch->report.backlog = run->backlog_at_mark || run->backlog_behind;
 }
-
-TimestampTz
-idem_rescan_removed_until(const IdemCleanupRun *run)
-{
-	if (run->backlog_behind && is_rescanning(&run->marks))
-		return run->marks.rescan_cursor;
-	return run->marks.low_water;
-}

@@ -51,7 +51,4 @@ extern bool idem_rescan_next(IdemCleanupRun *run, TimestampTz oldest_expires_at,
 extern void idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 								int64 duration_us);
 
-/* If there is a backlog: the expiry up to which it has been removed */
-extern TimestampTz idem_rescan_removed_until(const IdemCleanupRun *run);
-
 #endif							/* IDEM_CLEAN_SCHEDULE_H */

@@ -44,7 +44,6 @@
 #include "clean/schedule.h"
 #include "clean/state.h"
 #include "clean/worker.h"
-#include "shared/backlog.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
 #include "store/catalog.h"
@@ -157,61 +156,16 @@ may_run_batch(void)
 
 /* ----- batches ----- */
 
-/* For pg_stat_activity */
-static void
-report_activity(const IdemBacklog *backlog)
-{
-	char		text[128] = "removing expired claims";
-	double		done = idem_backlog_done(backlog, GetCurrentTimestamp());
-
-	if (done >= 0)
-		snprintf(text, sizeof(text),
-				 "removing expired claims: backlog since %s, " INT64_FORMAT " removed, %d %% of the time done",
-				 timestamptz_to_str(backlog->since), backlog->rows_deleted,
-				 (int) (done * 100));
-	pgstat_report_activity(STATE_RUNNING, text);
-}
-
-/* Says in the log, once each, that a backlog is late, and that it is drained. */
-static void
-report_backlog(IdemCleanupRun *run, const IdemCleanupReport *report)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	IdemBacklog ended;
-
-	switch (idem_backlog_advance(&run->marks.backlog, report,
-								 idem_rescan_removed_until(run), now, &ended))
-	{
-		case IDEM_BACKLOG_NO_NEWS:
-			break;
-		case IDEM_BACKLOG_BEGUN:
-			ereport(LOG,
-					(errmsg("removal of expired claims is behind"),
-					 errdetail("Claims that expired at %s are still there.",
-							   timestamptz_to_str(run->marks.backlog.removed_until)),
-					 errhint("idem_stat_cleanup and pg_stat_activity show its progress. Its end is logged.")));
-			break;
-		case IDEM_BACKLOG_DRAINED:
-			ereport(LOG,
-					(errmsg("removal of expired claims is up to date again"),
-					 errdetail(INT64_FORMAT " claims were removed in %.1f s.",
-							   ended.rows_deleted,
-							   (now - ended.since) / (double) USECS_PER_SEC)));
-			break;
-	}
-}
-
 /* A batch in its own transaction.  False: it may not run. */
 static bool
-execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
-			  IdemCleanupBatch *batch)
+execute_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 {
 	bool		may_run;
 
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	report_activity(backlog);
+	pgstat_report_activity(STATE_RUNNING, "removing expired claims");
 	may_run = may_run_batch();
 	if (may_run)
 		idem_cleanup_batch(order, batch);
@@ -220,14 +174,10 @@ execute_batch(const IdemCleanupOrder *order, const IdemBacklog *backlog,
 	return may_run;
 }
 
-/*
- * Runs the next batch, and publishes it.  False: there is none, or it may not run.  backlog: expired
- * claims were known to be left before the batch; then: after it.
- */
+/* Runs the next batch, and publishes it.  False: there is none, or it may not run. */
 static bool
-run_batch(IdemCleanupRun *run, bool *backlog)
+run_batch(IdemCleanupRun *run)
 {
-	const IdemCleanupReport drained = {.backlog = false};
 	IdemCleanupOrder order = {
 		.rows_max = idem_cleanup_batch_size,
 		.dead_max = BATCH_DEAD_MAX,
@@ -242,7 +192,7 @@ run_batch(IdemCleanupRun *run, bool *backlog)
 	if (!idem_rescan_next(run, oldest_expires_at, GetCurrentTimestamp(), &order))
 		return false;
 	INSTR_TIME_SET_CURRENT(began);
-	if (!execute_batch(&order, &run->marks.backlog, &batch))
+	if (!execute_batch(&order, &batch))
 		return false;
 	INSTR_TIME_SET_CURRENT(duration);
 	INSTR_TIME_SUBTRACT(duration, began);
@@ -251,11 +201,6 @@ run_batch(IdemCleanupRun *run, bool *backlog)
 	idem_rescan_advance(run, &batch, INSTR_TIME_GET_MICROSEC(duration));
 	batch.report.publications = publications;
 	batch.report.seconds = INSTR_TIME_GET_DOUBLE(duration);
-	/* A session has drained the backlog of an earlier worker.  This batch may begin another. */
-	if (!*backlog)
-		report_backlog(run, &drained);
-	report_backlog(run, &batch.report);
-	*backlog = batch.report.backlog;
 	idem_stats_publish_cleanup(&batch.report, &run->marks);
 	/* Autovacuum must learn of the dead rows. */
 	pgstat_report_stat(true);
@@ -279,7 +224,7 @@ run_batches(bool rescan)
 
 	(void) idem_stats_read_database(MyDatabaseId, &stats);
 	idem_rescan_begin_run(&run, &stats, rescan);
-	while (run_batch(&run, &stats.backlog))
+	while (run_batch(&run))
 	{
 		TimestampTz now = GetCurrentTimestamp();
 

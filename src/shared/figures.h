@@ -34,16 +34,6 @@ typedef struct IdemCleanupReport
 	uint64		publications;	/* of idem_stats_begin_batch() */
 } IdemCleanupReport;
 
-/* The backlog that the worker is removing; see backlog.h */
-typedef struct IdemBacklog
-{
-	TimestampTz since;			/* when it began; 0: there is none */
-	TimestampTz from;			/* claims that expired later were left then */
-	TimestampTz removed_until;	/* and are left now */
-	int64		rows_deleted;	/* since it began */
-	bool		is_reported;	/* in the log */
-} IdemBacklog;
-
 /* What one run of the worker leaves to the next; see clean/schedule.h */
 typedef struct IdemCleanupMarks
 {
@@ -57,8 +47,6 @@ typedef struct IdemCleanupMarks
 	int64		rescan_us;		/* what its slices have taken */
 	int64		rescan_unknown; /* rows_unknown of its slices */
 	bool		rescan_is_urgent;	/* its slices do not pause */
-
-	IdemBacklog backlog;
 } IdemCleanupMarks;
 
 #define IDEM_NO_MARKS \

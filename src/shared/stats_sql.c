@@ -3,7 +3,7 @@
  *	  The statistics of this database as SQL functions.
  *
  * They return plain counters; the views idem_stat_cleanup, idem_stat_claims, idem_stat_scopes
- * and idem_metrics present them (sql/idem--1.0.sql).
+ * and idem_metrics present them (sql/idem/statistics.sql).
  */
 #include "postgres.h"
 
@@ -20,7 +20,6 @@
 #include "utils/tuplestore.h"
 
 #include "compat.h"
-#include "shared/backlog.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
 #include "shared/stats.h"
@@ -86,11 +85,9 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 		ROWS_DELETED, BATCHES, LAST_SECONDS, TOTAL_SECONDS, MAX_SECONDS,
 		OLDEST_EXPIRED_AGE, BACKLOG, ROWS_UNKNOWN, LAST_RUN, ERRORS, LAST_ERROR,
 		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS,
-		BACKLOG_SINCE, BACKLOG_ROWS_DELETED, BACKLOG_DONE, SHARED_MEMORY,
-		COLUMNS
+		SHARED_MEMORY, COLUMNS
 	};
 	IdemCleanupStats stats;
-	const IdemBacklog *backlog;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
 	Datum		pid;
@@ -131,14 +128,6 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
 		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
-		/* The worker's mark.  A session can have removed what was left. */
-		backlog = &stats.marks.backlog;
-		values[BACKLOG_SINCE] = TimestampTzGetDatum(backlog->since);
-		values[BACKLOG_ROWS_DELETED] = Int64GetDatum(backlog->rows_deleted);
-		values[BACKLOG_DONE] =
-			Float8GetDatum(idem_backlog_done(backlog, GetCurrentTimestamp()));
-		nulls[BACKLOG_SINCE] = nulls[BACKLOG_ROWS_DELETED] =
-			nulls[BACKLOG_DONE] = !stats.backlog || backlog->since == IDEM_STATS_NEVER;
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }

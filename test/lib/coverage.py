@@ -28,7 +28,6 @@ NEW = 'PostgreSQL 17 or later'
 LAUNCHERS = 'a launcher that ends at once, or two that start together'
 LONG = 'a run of a worker that takes a minute, or sees a reload'
 FUNCTIONS = {
-    ('backlog.c', 'idem_backlog_done'): CLOCK,
     ('blocker.c', 'find_prepared'): RACE,
     ('blocker.c', 'idem_find_runner'): RACE,
     ('catalog.c', 'is_distributed'): CITUS,

@@ -37,8 +37,6 @@ def expression(target, instance, step):
 
 
 def humanize(value, unit):
-    if unit == 'percentunit':
-        return f'{value * 100:.3g} %'
     if unit == 's':
         if value >= 60:
             return f'{value / 60:.3g} min'
