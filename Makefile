@@ -39,6 +39,7 @@ OBJS = \
 	src/clean/batch.o \
 	src/protocol/call.o \
 	src/protocol/target.o \
+	src/protocol/named.o \
 	src/protocol/sink.o \
 	src/protocol/many.o \
 	src/protocol/claim_support.o \

@@ -26,6 +26,7 @@
 #include "utils/acl.h"
 #include "utils/relcache.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 150004
@@ -42,6 +43,13 @@
 	PG_MODULE_MAGIC_EXT(.name = module_name, .version = module_version)
 #else
 #define IDEM_MODULE_MAGIC(module_name, module_version) PG_MODULE_MAGIC
+#endif
+
+/* 19: the number of a system cache is an enum */
+#if PG_VERSION_NUM >= 190000
+typedef SysCacheIdentifier IdemSysCacheId;
+#else
+typedef int IdemSysCacheId;
 #endif
 
 /* 18: index_beginscan() takes instrumentation; 19: and flags */

@@ -11,10 +11,10 @@
 
 #include "fmgr.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 
 #include "sqlstate.h"
 #include "protocol/claim.h"
+#include "protocol/named.h"
 #include "protocol/raise.h"
 #include "protocol/settle.h"
 #include "protocol/target.h"
@@ -34,8 +34,7 @@ function_from_arg(FunctionCallInfo fcinfo, int arg)
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("function must not be null"),
 				 errhint("Fix the client: pass its name and argument types, 'pay(int, numeric)'.")));
-	return DatumGetObjectId(DirectFunctionCall1(regprocedurein,
-												CStringGetDatum(text_to_cstring(PG_GETARG_TEXT_PP(arg)))));
+	return idem_named_function(PG_GETARG_TEXT_PP(arg));
 }
 
 static Jsonb *

@@ -354,6 +354,84 @@ SELECT idem_call('u', 'forgets', 'forgets()');
 SELECT idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_status();
 SELECT count(*), count(DISTINCT idem_call('u', 'loop ' || i % 10, 'strict_one(int, int)', jsonb_build_object('a', i % 10))) FROM generate_series(1, 100) AS i;
 
+-- ----- which function the text means -----
+
+-- In one session the same text means another function with another search_path, to another role,
+-- and after a change of schemas, functions or types.
+CREATE SCHEMA one;
+CREATE SCHEMA two;
+CREATE FUNCTION one.which() RETURNS text LANGUAGE sql AS $$ SELECT 'one' $$;
+CREATE FUNCTION two.which() RETURNS text LANGUAGE sql AS $$ SELECT 'two' $$;
+CREATE FUNCTION ask(function text DEFAULT 'which()', arguments jsonb DEFAULT '{}') RETURNS jsonb LANGUAGE sql
+	AS $$ SELECT idem_call('u', gen_random_uuid()::text, function, arguments) $$;
+SET search_path = one, two, public;
+SELECT ask();
+SET search_path = two, one, public;
+SELECT ask();
+SET search_path = three, two, public;
+SELECT ask();
+CREATE SCHEMA three;
+SELECT ask();
+CREATE FUNCTION three.which() RETURNS text LANGUAGE sql AS $$ SELECT 'three' $$;
+SELECT ask();
+BEGIN;
+DROP FUNCTION three.which();
+SELECT ask();
+ROLLBACK;
+SELECT ask();
+ALTER FUNCTION three.which() RENAME TO who;
+SELECT ask();
+ALTER SCHEMA two RENAME TO four;
+SELECT ask();
+ALTER SCHEMA four RENAME TO two;
+CREATE TYPE one.kind AS ENUM ('a');
+CREATE FUNCTION public.typed(k one.kind) RETURNS text LANGUAGE sql AS $$ SELECT 'of one' $$;
+SET search_path = one, public;
+SELECT ask('typed(kind)', '{"k": "a"}');
+CREATE TYPE pg_temp.kind AS ENUM ('a');
+SELECT ask('typed(kind)', '{"k": "a"}');
+CREATE FUNCTION public.typed(k pg_temp.kind) RETURNS text LANGUAGE sql AS $$ SELECT 'of pg_temp' $$;
+SELECT ask('typed(kind)', '{"k": "a"}');
+SET search_path = one, public, pg_temp;
+SELECT ask('typed(kind)', '{"k": "a"}');
+BEGIN;
+ALTER TYPE one.kind RENAME TO sort;
+SELECT ask('typed(kind)', '{"k": "a"}');
+ROLLBACK;
+-- Another role
+CREATE ROLE idem_caller;
+GRANT USAGE ON SCHEMA public TO idem_caller;
+SELECT idem_grant('idem_caller', 'app');
+SELECT ask('typed(one.kind)', '{"k": "a"}');
+\set VERBOSITY terse
+SET ROLE idem_caller;
+SELECT ask('typed(one.kind)', '{"k": "a"}');
+SELECT ask();
+RESET ROLE;
+GRANT USAGE ON SCHEMA one TO idem_caller;
+SET ROLE idem_caller;
+SELECT ask('typed(one.kind)', '{"k": "a"}'), ask();
+RESET ROLE;
+CREATE ROLE idem_group;
+REVOKE USAGE ON SCHEMA one FROM idem_caller;
+GRANT USAGE ON SCHEMA one TO idem_group;
+GRANT idem_group TO idem_caller;
+SET ROLE idem_caller;
+SELECT ask('typed(one.kind)', '{"k": "a"}');
+RESET ROLE;
+REVOKE idem_group FROM idem_caller;
+SET ROLE idem_caller;
+SELECT ask('typed(one.kind)', '{"k": "a"}');
+RESET ROLE;
+\set VERBOSITY default
+RESET search_path;
+SELECT idem_revoke('idem_caller', 'app');
+REVOKE USAGE ON SCHEMA public FROM idem_caller;
+REVOKE USAGE ON SCHEMA one FROM idem_group;
+DROP ROLE idem_caller, idem_group;
+-- Longer than a session remembers
+SELECT ask(repeat(' ', 300) || 'one.which()'), ask(repeat(' ', 300) || 'two.which()');
+
 -- ----- how the function runs -----
 
 CREATE FUNCTION runs_as() RETURNS jsonb SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET work_mem = '1MB' LANGUAGE sql
