@@ -62,10 +62,8 @@ OBJS = \
 	src/store/expiry.o \
 	src/store/unsettled.o \
 	src/store/policy.o \
-	src/store/relation_lock.o \
 	src/store/scopes.o \
 	src/store/key.o \
-	src/store/interval.o \
 	src/shared/stats_sql.o \
 	src/clean/state.o \
 	src/shared/stats.o \

@@ -22,8 +22,8 @@
 #include "storage/lmgr.h"
 
 #include "clean/batch.h"
-#include "session/wait.h"
 #include "store/catalog.h"
+#include "store/duration.h"
 #include "store/expiry.h"
 #include "store/policy.h"
 

@@ -15,9 +15,9 @@
 #include "guc.h"
 #include "sqlstate.h"
 #include "clean/batch.h"
-#include "session/wait.h"
 #include "shared/stats.h"
 #include "store/catalog.h"
+#include "store/duration.h"
 
 PG_FUNCTION_INFO_V1(idem_cleanup);
 PG_FUNCTION_INFO_V1(idem__cleanup_step);

@@ -44,6 +44,7 @@
 #include "session/held.h"
 #include "shared/stats.h"
 #include "store/catalog.h"
+#include "store/duration.h"
 
 /*
  * Nobody executes the request of a key whose row is being deleted.  So even a claim that
@@ -308,7 +309,9 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	if (look->probe != IDEM_PROBE_PRESENT)
 		return STEP_WAIT_FOR_TRANSACTION;
 
-	if (!found->ours && idem_row_counts_as_absent(&call->policy, &found->row))
+	if (!found->ours && idem_policy_ignores_row(&call->policy, found->row.state,
+												found->row.lease_until,
+												found->row.expires_at))
 	{
 		if (!is_stale(call))
 			return claim_in_place(call, found, NULL, answer);

@@ -14,13 +14,14 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/numeric.h"
 #include "utils/timestamp.h"
 
 #include "sqlstate.h"
 #include "protocol/holder.h"
 #include "protocol/raise.h"
 #include "shared/stats.h"
-#include "store/interval.h"
+#include "store/duration.h"
 
 /* ----- arguments ----- */
 
@@ -58,15 +59,7 @@ idem_lease_from_arg(FunctionCallInfo fcinfo, int arg)
 static char *
 seconds(int64 us)
 {
-	char	   *text = psprintf("%lld.%06d", (long long) (us / USECS_PER_SEC),
-								(int) (us % USECS_PER_SEC));
-	char	   *end = text + strlen(text);
-
-	while (end[-1] == '0')
-		*--end = '\0';
-	if (end[-1] == '.')
-		*--end = '\0';
-	return text;
+	return numeric_normalize(int64_div_fast_to_numeric(us, 6));
 }
 
 void
@@ -134,20 +127,6 @@ idem_outcome_of_passed(const IdemDeadline *deadline)
 }
 
 /* ----- the row ----- */
-
-bool
-idem_row_counts_as_absent(const IdemPolicy *policy, const IdemRow *row)
-{
-	TimestampTz now;
-
-	if (!policy->expired_reclaim)
-		return false;
-	now = GetCurrentTimestamp();
-	if (row->state == IDEM_STATE_IN_PROGRESS &&
-		(row->lease_until > now || policy->lapsed_unknown))
-		return false;
-	return row->expires_at <= now;
-}
 
 bool
 idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,

@@ -39,13 +39,6 @@ extern void idem_check_size(const IdemKey *key, const IdemPolicy *policy,
 							const Jsonb *value, const char *name);
 
 /*
- * An expired row of a scope with expired = reclaim.  Not so an unsettled one, if its lease
- * is live or its scope has lapsed = unknown.
- */
-extern bool idem_row_counts_as_absent(const IdemPolicy *policy,
-									  const IdemRow *row);
-
-/*
  * Finds the row of the key.  Waits until no other transaction is inserting, updating or
  * deleting it; raises ID503 or ID409 when the deadline passes.  False: there is no row.
  */

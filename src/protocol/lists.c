@@ -79,18 +79,15 @@ static Status
 status_of(const IdemUnsettled *unsettled, TimestampTz now)
 {
 	IdemPolicy	policy;
-	IdemRow		row = {
-		.state = IDEM_STATE_IN_PROGRESS,
-		.lease_until = unsettled->lease_until,
-		.expires_at = unsettled->expires_at
-	};
 
 	if (unsettled->lease_until > now)
 		return STATUS_LIVE;
 	policy = idem_policy(unsettled->key.scope);
 	if (policy.lapsed_unknown)
 		return STATUS_UNKNOWN;
-	return idem_row_counts_as_absent(&policy, &row) ?
+	return idem_policy_ignores_row(&policy, IDEM_STATE_IN_PROGRESS,
+								   unsettled->lease_until,
+								   unsettled->expires_at) ?
 		STATUS_ABSENT : STATUS_LAPSED;
 }
 
@@ -128,9 +125,9 @@ set_column(TupleTableSlot *slot, int column, Datum value, bool isnull)
 	slot->tts_isnull[column - 1] = isnull;
 }
 
-/* The first columns */
 static void
-fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, Status status)
+fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, Status status,
+		  bool with_progress)
 {
 	ExecClearTuple(slot);
 	set_column(slot, COLUMN_SCOPE, PointerGetDatum(row->key.scope), false);
@@ -141,13 +138,19 @@ fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, Status status)
 			   false);
 	set_column(slot, COLUMN_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until),
 			   row->lease_until == IDEM_NO_TIME);
+	if (with_progress)
+		set_column(slot, COLUMN_LAST, PointerGetDatum(row->progress),
+				   row->progress == NULL);
+	else
+		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row->expires_at),
+				   false);
+	ExecStoreVirtualTuple(slot);
 }
 
-/* has_progress: the last column is a value that TOAST can keep: complete it, since the lock
- * of the table is given back. */
+/* The progress can be a pointer to where TOAST keeps it.  The caller gives the table's lock back
+ * next, so return the value itself. */
 static void
-return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit,
-			  bool has_progress)
+return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit)
 {
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(rsinfo->setDesc,
 													&TTSOpsMinimalTuple);
@@ -160,7 +163,7 @@ return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit,
 
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(slot);
-		if (has_progress && !slot->tts_isnull[COLUMN_LAST - 1])
+		if (!slot->tts_isnull[COLUMN_LAST - 1])
 		{
 			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[COLUMN_LAST - 1]);
 			slot->tts_values[COLUMN_LAST - 1] = PointerGetDatum(complete);
@@ -187,20 +190,17 @@ limit_from_arg(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT32(arg);
 }
 
-/*
- * idem_lapsed(scope, limit) -> setof (scope, user_id, request_id, status, lease_until, progress)
- *
- * Leases that lapsed and were not settled, longest lapsed first.
- */
-Datum
-idem_lapsed(PG_FUNCTION_ARGS)
+/* scope: only its leases; NULL: all.  lapsed: only leases that lapsed, sorted, and with their
+ * progress; otherwise all but those that a claim would not see, in no order, and until when they
+ * are remembered. */
+static Datum
+list_unsettled(FunctionCallInfo fcinfo, const text *scope, bool lapsed,
+			   int64 limit)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	text	   *scope = PG_ARGISNULL(0) ? NULL : idem_scope_from_arg(fcinfo, 0);
-	int64		limit = limit_from_arg(fcinfo, 1);
 	TimestampTz now = GetCurrentTimestamp();
 	TupleTableSlot *slot;
-	Tuplesortstate *sort;
+	Tuplesortstate *sort = NULL;
 	IdemUnsettledScan *scan;
 	IdemUnsettled row;
 
@@ -209,25 +209,39 @@ idem_lapsed(PG_FUNCTION_ARGS)
 	if (limit == 0)
 		return (Datum) 0;
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
-	sort = begin_sort(rsinfo->setDesc, limit > INT_MAX ? 0 : (int) limit);
+	if (lapsed)
+		sort = begin_sort(rsinfo->setDesc, limit > INT_MAX ? 0 : (int) limit);
 	scan = idem_store_unsettled_scan_begin(scope, GetActiveSnapshot());
 	while (idem_store_unsettled_scan_next(scan, &row))
 	{
 		Status		status = status_of(&row, now);
 
-		CHECK_FOR_INTERRUPTS();
-		if (status != STATUS_LAPSED && status != STATUS_UNKNOWN)
+		if (status == STATUS_ABSENT || (lapsed && status == STATUS_LIVE))
 			continue;
-		fill_slot(slot, &row, status);
-		set_column(slot, COLUMN_LAST, PointerGetDatum(row.progress),
-				   row.progress == NULL);
-		ExecStoreVirtualTuple(slot);
-		tuplesort_puttupleslot(sort, slot);
+		fill_slot(slot, &row, status, lapsed);
+		if (lapsed)
+			tuplesort_puttupleslot(sort, slot);
+		else
+			tuplestore_puttupleslot(rsinfo->setResult, slot);
 	}
-	return_sorted(rsinfo, sort, limit, true);
+	if (lapsed)
+		return_sorted(rsinfo, sort, limit);
 	idem_store_unsettled_scan_end(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	return (Datum) 0;
+}
+
+/*
+ * idem_lapsed(scope, limit) -> setof (scope, user_id, request_id, status, lease_until, progress)
+ *
+ * Leases that lapsed and were not settled, longest lapsed first.
+ */
+Datum
+idem_lapsed(PG_FUNCTION_ARGS)
+{
+	text	   *scope = PG_ARGISNULL(0) ? NULL : idem_scope_from_arg(fcinfo, 0);
+
+	return list_unsettled(fcinfo, scope, true, limit_from_arg(fcinfo, 1));
 }
 
 /*
@@ -238,31 +252,7 @@ idem_lapsed(PG_FUNCTION_ARGS)
 Datum
 idem__unsettled_claims(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TimestampTz now = GetCurrentTimestamp();
-	TupleTableSlot *slot;
-	IdemUnsettledScan *scan;
-	IdemUnsettled row;
-
-	InitMaterializedSRF(fcinfo, 0);
-	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
-	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
-	scan = idem_store_unsettled_scan_begin(NULL, GetActiveSnapshot());
-	while (idem_store_unsettled_scan_next(scan, &row))
-	{
-		Status		status = status_of(&row, now);
-
-		CHECK_FOR_INTERRUPTS();
-		if (status == STATUS_ABSENT)
-			continue;
-		fill_slot(slot, &row, status);
-		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row.expires_at), false);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
-							 slot->tts_values, slot->tts_isnull);
-	}
-	idem_store_unsettled_scan_end(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	return (Datum) 0;
+	return list_unsettled(fcinfo, NULL, false, PG_INT64_MAX);
 }
 
 /* ----- who holds it ----- */

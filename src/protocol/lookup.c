@@ -68,7 +68,8 @@ fetch_as_claim_sees(const IdemKey *key, int wanted, IdemRow *row)
 	IdemPolicy	policy = idem_policy(key->scope);
 
 	return idem_store_fetch(key, GetActiveSnapshot(), wanted, row) &&
-		!idem_row_counts_as_absent(&policy, row);
+		!idem_policy_ignores_row(&policy, row->state, row->lease_until,
+								 row->expires_at);
 }
 
 /* idem_result(user_id, request_id, scope) -> jsonb */

@@ -43,11 +43,27 @@
 
 #define COMMAND "idem_skip_duplicates()"
 
+/* The types of ids, and what makes the same text of them as the cast to text does: a function that
+ * returns text (of char), one that returns a C string, or neither. */
+typedef struct IdType
+{
+	Oid			type;
+	PGFunction	to_text;
+	PGFunction	to_cstring;
+} IdType;
+
+static const IdType id_types[] = {
+	{TEXTOID}, {VARCHAROID}, {BPCHAROID, .to_text = rtrim1},
+	{NAMEOID, .to_cstring = nameout}, {UUIDOID, .to_cstring = uuid_out},
+	{INT2OID, .to_cstring = int2out}, {INT4OID, .to_cstring = int4out},
+	{INT8OID, .to_cstring = int8out}, {NUMERICOID, .to_cstring = numeric_out}
+};
+
 /* A column that holds an id */
 typedef struct SinkColumn
 {
 	AttrNumber	attnum;
-	Oid			type;			/* of a domain: the type below it */
+	const IdType *type;			/* of a domain: the type below it */
 	const char *part;			/* the part of the key, for errors */
 } SinkColumn;
 
@@ -154,6 +170,7 @@ find_column(Relation table, const char *name, const char *part)
 {
 	SinkColumn	column = {.part = part};
 	Form_pg_attribute attribute;
+	Oid			type;
 
 	column.attnum = SPI_fnumber(RelationGetDescr(table), name);
 	if (column.attnum <= 0)
@@ -170,27 +187,17 @@ find_column(Relation table, const char *name, const char *part)
 						name, RelationGetRelationName(table)),
 				 errdetail("The server computes it after the trigger."),
 				 errhint("Name a column that the INSERT sets, or that a trigger with an earlier name sets.")));
-	column.type = getBaseType(attribute->atttypid);
-	switch (column.type)
-	{
-		case TEXTOID:
-		case VARCHAROID:
-		case BPCHAROID:
-		case NAMEOID:
-		case UUIDOID:
-		case INT2OID:
-		case INT4OID:
-		case INT8OID:
-		case NUMERICOID:
-			break;
-		default:
-			ereport(ERROR,
-					(errcode(ERRCODE_DATATYPE_MISMATCH),
-					 errmsg("column \"%s\" of table \"%s\" has type %s, which cannot be an id",
-							name, RelationGetRelationName(table),
-							format_type_be(attribute->atttypid)),
-					 errhint("Use a column of type text, varchar, char, name, uuid, smallint, integer, bigint or numeric: settings of the session do not change their text.")));
-	}
+	type = getBaseType(attribute->atttypid);
+	for (int i = 0; i < lengthof(id_types); i++)
+		if (id_types[i].type == type)
+			column.type = &id_types[i];
+	if (column.type == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" of table \"%s\" has type %s, which cannot be an id",
+						name, RelationGetRelationName(table),
+						format_type_be(attribute->atttypid)),
+				 errhint("Use a column of type text, varchar, char, name, uuid, smallint, integer, bigint or numeric: settings of the session do not change their text.")));
 	return column;
 }
 
@@ -220,41 +227,6 @@ check_sink(FunctionCallInfo fcinfo, TriggerData *data)
 	MemoryContextSwitchTo(caller);
 	fcinfo->flinfo->fn_extra = sink;
 	return sink;
-}
-
-/* ----- ids ----- */
-
-/* As the cast to text makes it */
-static text *
-id_text(const SinkColumn *column, Datum value)
-{
-	PGFunction	output;
-
-	switch (column->type)
-	{
-		case BPCHAROID:
-			return DatumGetTextPP(DirectFunctionCall1(rtrim1, value));
-		case NAMEOID:
-			return cstring_to_text(NameStr(*DatumGetName(value)));
-		case UUIDOID:
-			output = uuid_out;
-			break;
-		case INT2OID:
-			output = int2out;
-			break;
-		case INT4OID:
-			output = int4out;
-			break;
-		case INT8OID:
-			output = int8out;
-			break;
-		case NUMERICOID:
-			output = numeric_out;
-			break;
-		default:
-			return DatumGetTextPP(value);
-	}
-	return cstring_to_text(DatumGetCString(DirectFunctionCall1(output, value)));
 }
 
 /* ----- rows that move to another partition ----- */
@@ -306,7 +278,12 @@ read_id(TriggerData *data, const SinkColumn *column)
 
 	if (isnull)
 		refuse_id(data, column, "must not be null");
-	id = id_text(column, value);
+	if (column->type->to_cstring != NULL)
+		id = cstring_to_text(DatumGetCString(DirectFunctionCall1(column->type->to_cstring,
+																 value)));
+	else
+		id = DatumGetTextPP(column->type->to_text == NULL ? value :
+							DirectFunctionCall1(column->type->to_text, value));
 	if (VARSIZE_ANY_EXHDR(id) == 0)
 		refuse_id(data, column, "must not be empty");
 	else if (!idem_id_is_valid(id))

@@ -36,7 +36,6 @@
 #include "miscadmin.h"
 #include "nodes/bitmapset.h"
 #include "pgstat.h"
-#include "portability/instr_time.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
@@ -55,7 +54,7 @@
 #include "session/wait.h"
 #include "session/waiters.h"
 #include "shared/memory.h"
-#include "store/interval.h"
+#include "store/duration.h"
 
 /* Number of condition variables.  Keys that share one wake each other's waiters for nothing. */
 #define LEASE_CHANNELS 128
@@ -75,15 +74,6 @@ static uint32 lease_wait_event = 0;
 
 /* Channels to broadcast when this transaction commits */
 static Bitmapset *wake_channels = NULL;
-
-int64
-idem_monotonic_us(void)
-{
-	instr_time	now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	return (int64) INSTR_TIME_GET_MICROSEC(now);
-}
 
 static int64
 patience_us(int wait_ms)

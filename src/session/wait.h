@@ -71,8 +71,6 @@ extern void idem_wait_end(void);
 /* When this transaction commits, wakes the waiters for a lease of the key. */
 extern void idem_wake_at_commit(const IdemKey *key);
 
-extern int64 idem_monotonic_us(void);
-
 /* Once a backend, before idem_shared_init() */
 extern void idem_wait_init(void);
 

@@ -81,20 +81,6 @@ idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
 	idem_key_check_length(key->request_id, "request_id");
 }
 
-bool
-idem_id_is_valid(const text *id)
-{
-	return VARSIZE_ANY_EXHDR(id) > 0 &&
-		VARSIZE_ANY_EXHDR(id) <= IDEM_KEY_PART_BYTES_MAX;
-}
-
-bool
-idem_fingerprint_is_valid(const bytea *fingerprint)
-{
-	return VARSIZE_ANY_EXHDR(fingerprint) > 0 &&
-		VARSIZE_ANY_EXHDR(fingerprint) <= IDEM_FINGERPRINT_BYTES_MAX;
-}
-
 bytea *
 idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg)
 {
@@ -153,21 +139,6 @@ idem_key_hash(const IdemKey *key)
 	return hash_combine(hash_combine(hash_text(key->request_id),
 									 hash_text(key->user_id)),
 						hash_text(key->scope));
-}
-
-bool
-idem_id_equal(const text *a, const text *b)
-{
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
-}
-
-bool
-idem_key_equal(const IdemKey *a, const IdemKey *b)
-{
-	return idem_id_equal(a->request_id, b->request_id) &&
-		idem_id_equal(a->user_id, b->user_id) &&
-		idem_id_equal(a->scope, b->scope);
 }
 
 static int

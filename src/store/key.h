@@ -36,8 +36,6 @@ extern bytea *idem_fingerprint_from_arg(FunctionCallInfo fcinfo, int arg);
 extern void idem_key_check_length(const text *part, const char *name);
 
 extern uint32 idem_key_hash(const IdemKey *key);
-extern bool idem_id_equal(const text *a, const text *b);
-extern bool idem_key_equal(const IdemKey *a, const IdemKey *b);
 
 /* errdetail() with the names of the key */
 extern int	idem_errdetail_key(const IdemKey *key);
@@ -58,7 +56,33 @@ extern bool idem_key_parse_time(const IdemKey *key, TimestampTz *key_time);
 extern bytea *idem_fingerprint_of_array(StringInfo canonical, Jsonb *last);
 
 /* For a batch, which answers "invalid" where a single call raises ID400 */
-extern bool idem_id_is_valid(const text *id);
-extern bool idem_fingerprint_is_valid(const bytea *fingerprint);
+static inline bool
+idem_id_is_valid(const text *id)
+{
+	return VARSIZE_ANY_EXHDR(id) > 0 &&
+		VARSIZE_ANY_EXHDR(id) <= IDEM_KEY_PART_BYTES_MAX;
+}
+
+static inline bool
+idem_fingerprint_is_valid(const bytea *fingerprint)
+{
+	return VARSIZE_ANY_EXHDR(fingerprint) > 0 &&
+		VARSIZE_ANY_EXHDR(fingerprint) <= IDEM_FINGERPRINT_BYTES_MAX;
+}
+
+static inline bool
+idem_id_equal(const text *a, const text *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+static inline bool
+idem_key_equal(const IdemKey *a, const IdemKey *b)
+{
+	return idem_id_equal(a->request_id, b->request_id) &&
+		idem_id_equal(a->user_id, b->user_id) &&
+		idem_id_equal(a->scope, b->scope);
+}
 
 #endif							/* IDEM_STORE_KEY_H */

@@ -36,7 +36,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "store/catalog.h"
-#include "store/interval.h"
+#include "store/duration.h"
 #include "store/key.h"
 #include "store/policy.h"
 #include "store/relation_lock.h"
@@ -352,6 +352,21 @@ idem_policy_check_scope(const IdemPolicy *policy, const text *scope)
 	if (unlikely(idem_claimable_scopes == IDEM_SCOPES_DECLARED &&
 				 !policy->is_declared))
 		idem_raise_undeclared_scope(scope);
+}
+
+bool
+idem_policy_ignores_row(const IdemPolicy *policy, IdemState state,
+						TimestampTz lease_until, TimestampTz expires_at)
+{
+	TimestampTz now;
+
+	if (!policy->expired_reclaim)
+		return false;
+	now = GetCurrentTimestamp();
+	if (state == IDEM_STATE_IN_PROGRESS &&
+		(lease_until > now || policy->lapsed_unknown))
+		return false;
+	return expires_at <= now;
 }
 
 /*

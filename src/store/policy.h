@@ -8,6 +8,8 @@
 #include "datatype/timestamp.h"
 #include "fmgr.h"
 
+#include "outcome.h"
+
 typedef struct IdemPolicy
 {
 	int64		ttl_us;
@@ -59,6 +61,15 @@ extern void idem_policy_check_scope(const IdemPolicy *policy,
 
 /* The time of a key that has none of its own */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN
+
+/*
+ * Whether a claim takes a row as if it were absent: the row has expired, and the scope has
+ * expired = reclaim.  Not so an unsettled row whose lease is live, or whose scope has
+ * lapsed = unknown.
+ */
+extern bool idem_policy_ignores_row(const IdemPolicy *policy, IdemState state,
+									TimestampTz lease_until,
+									TimestampTz expires_at);
 
 /* Whether a key of that time, which has no row, may have been claimed and forgotten */
 extern bool idem_may_be_forgotten(const IdemPolicy *policy,

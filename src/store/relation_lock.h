@@ -2,20 +2,47 @@
  * relation_lock.h
  *	  Locks of relations that belong to the transaction, not to the portal or the savepoint
  *	  that happens to take them.
+ *
+ * A lock belongs to the resource owner that is current when the lock is taken.  Within a
+ * function that is the portal's or the subtransaction's.
  */
 #ifndef IDEM_STORE_RELATION_LOCK_H
 #define IDEM_STORE_RELATION_LOCK_H
 
-#include "storage/lockdefs.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "utils/resowner.h"
 
 /*
- * Takes the lock without waiting; false: others have it.  Unlike LockRelationOid() it
- * processes no invalidations, and so it does not fail once it has the lock: the caller first
- * notes what it has, and then calls AcceptInvalidationMessages().  A subtransaction that
- * aborts does not release the lock.
+ * Takes the lock without waiting; false: another transaction has a lock that conflicts.
+ * Unlike LockRelationOid() it processes no invalidations, so it cannot fail once the lock is
+ * taken: the caller first notes the lock, and then calls AcceptInvalidationMessages().  The
+ * abort of a subtransaction does not release the lock.
  */
-extern bool idem_relation_lock_try(Oid relid, LOCKMODE mode);
+static inline bool
+idem_relation_lock_try(Oid relid, LOCKMODE mode)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+	LockAcquireResult result;
+	LOCKTAG		tag;
 
-extern void idem_relation_unlock(Oid relid, LOCKMODE mode);
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, relid);
+	/* If LockAcquire() raises an error, the abort sets the owner anew. */
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	result = LockAcquire(&tag, mode, false, true);
+	CurrentResourceOwner = owner;
+	return result != LOCKACQUIRE_NOT_AVAIL;
+}
+
+static inline void
+idem_relation_unlock(Oid relid, LOCKMODE mode)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = TopTransactionResourceOwner;
+	UnlockRelationOid(relid, mode);
+	CurrentResourceOwner = owner;
+}
 
 #endif							/* IDEM_STORE_RELATION_LOCK_H */

@@ -49,7 +49,7 @@
 #include "compat.h"
 #include "sqlstate.h"
 #include "store/catalog.h"
-#include "store/interval.h"
+#include "store/duration.h"
 #include "store/key.h"
 #include "store/scopes.h"
 
