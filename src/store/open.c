@@ -3,32 +3,40 @@
  *	  The claims table's lifetime: opening it, keeping it open for a transaction, and
  *	  releasing it.
  *
- * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from
- * the first claim of a transaction to its end (the_store).  They belong to the transaction's
- * own resource owner and memory, not to the portal or the subtransaction that happens to
- * claim first.  At the end of the transaction the relations are closed, and what was made of
- * them is kept for the next one (kept_store).  They are released
+ * Opening relations, indexes and a scan costs as much as a probe.  So they stay open from the
+ * first claim of a transaction to its end.  They belong to the transaction's own resource
+ * owner and memory, not to the portal or the subtransaction that happens to claim first.
+ * the_store has all of it, in one of three states:
  *
- *	- before the transaction commits or is prepared; an abort releases them by itself;
- *	- when a subtransaction aborts in which any of them was opened;
- *	- before any utility command: it could be DDL of the table, which the server refuses
- *	  while the own session has the table open.  In a command that fires event triggers
- *	  they are released after each use, since such a trigger can call us;
- *	- at the next use after an invalidation of the table or of one of its indexes.
+ *	the_store	is_open
+ *	NULL		false	nothing is open
+ *	set			true	open, for this transaction
+ *	set			false	kept: an earlier transaction has made it, and has closed the relations
  *
- * Each function of the store takes it with idem_store_use() and gives it back with
- * idem_store_done().  An error in between leaves in_use set until the subtransaction has
- * aborted.  The abort has released the buffer pins of the scan by then, so the scan must not
- * be ended: it is dropped with its memory.  (A nested subtransaction can abort in between
- * only if the expression of a user's index calls a function that has one.)
+ *	is_stale		what it was made of has changed.  An open store is then made again at its
+ *					next use, a kept one is thrown away
+ *	the_store->in_use	between idem_store_use() and idem_store_done()
+ *	has_written		this transaction has written a row, and keeps its locks to the end
+ *	ddl_depth > 0	a command that fires event triggers runs; such a trigger can call us
  *
- * Locks, in this order:
+ * An open store is released
  *
- *	1. RowExclusiveLock on the table, then on its indexes, until the transaction ends, as
- *	   after any DML.  Unlike there they belong to the transaction and not to the portal or
- *	   the savepoint, because the store stays open as long.  A claim holds locks 2 and 3 when
- *	   it needs the other indexes, and for a lease the sequence of the tokens: then it takes
- *	   these without waiting, and if one is refused gives 2 and 3 up before it waits;
+ *	- before the transaction commits or is prepared: it is then kept.  An abort frees it;
+ *	- when a subtransaction aborts in which any of its relations was opened;
+ *	- before any utility command: the server refuses DDL of a table that the own session has
+ *	  open.  While ddl_depth > 0 the store is released after each use.
+ *
+ * An error during a use leaves in_use set until the subtransaction aborts.  By then the abort
+ * has released the buffer pins of the scan, so release_store() does not end the scan: the scan
+ * goes with its memory.  (A nested subtransaction can abort during a use only if an index of a
+ * user calls a function that has one.)
+ *
+ * Locks are taken in this order:
+ *
+ *	1. RowExclusiveLock on the table, then on its indexes and, for a lease, on the sequence of
+ *	   the tokens; until the transaction ends, as after any DML.  A claim needs most of these
+ *	   only when it already holds locks 2 and 3.  It then takes them without waiting.  If one
+ *	   is refused, the claim gives up locks 2 and 3 before it waits;
  *	2. for a lease, the lock of the key, from before the probe to after the write;
  *	3. for a claim, the lock of the policies (policy.c), from the promise to after the
  *	   write;
@@ -39,9 +47,9 @@
  * an index that a user made unique waits for the holder of an equal value, as in any INSERT.
  * Only lock_timeout bounds that wait, not the deadline of the call.
  *
- * The store writes below the executor, and so does some of the executor's work itself.
- * check_writable() refuses a transaction that may not write, shape.c a table that a direct
- * insert would do harm to.  Indexes that a user added are maintained.
+ * The store writes below the executor, so it does itself what the executor would do:
+ * check_writable() refuses a transaction that may not write, and shape.c a table to which a
+ * direct insert would do harm.  Indexes that a user added are maintained.
  */
 #include "postgres.h"
 
@@ -74,11 +82,8 @@
 #include "store/shape.h"
 
 static IdemStore *the_store = NULL;
-static bool the_store_is_stale = false;
-
-/* What an earlier transaction has left; see keep_store() */
-static IdemStore *kept_store = NULL;
-static bool kept_store_is_stale = false;
+static bool is_open = false;
+static bool is_stale = false;
 
 #ifdef RELCACHE_FORCE_RELEASE
 static const bool relcache_forgets = true;
@@ -89,46 +94,43 @@ static const bool relcache_forgets = false;
 /* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
 
-/* Relations that this transaction has locked, and whether it has written any row */
-static Oid	locked_claims = InvalidOid;
-static Oid	locked_key_index = InvalidOid;
-static Oid	locked_tokens = InvalidOid;
+/* The relations that this transaction has locked, in TopTransactionContext */
+static List *locked_relations = NIL;
 static bool has_written = false;
-
-/* The same before it has written: the indexes and the sequence, once for each time; in
- * TopTransactionContext */
-static List *locked_parts = NIL;
 
 /* The relation whose lock idem_store_prepare_write() did not get */
 static Oid	refused_relation = InvalidOid;
 
 static ProcessUtility_hook_type next_process_utility;
 
-static void
-unlock_for_transaction(Oid *locked)
+/*
+ * Locks a relation for the transaction, and processes the invalidations of what was committed
+ * before.  False: with dont_wait, if another transaction has a lock that conflicts.
+ */
+static bool
+lock_relation(Oid relid, bool dont_wait)
 {
-	Assert(OidIsValid(*locked) && !has_written);
-	idem_relation_unlock(*locked, RowExclusiveLock);
-	*locked = InvalidOid;
-}
+	MemoryContext caller;
 
-/* Also processes the invalidations of what was committed before. */
-static void
-lock_for_transaction(Oid *locked, Oid relid)
-{
-	if (*locked == relid)
-		return;
-	if (OidIsValid(*locked) && !has_written)
-		unlock_for_transaction(locked);
+	if (list_member_oid(locked_relations, relid))
+		return true;
 	if (!idem_relation_lock_try(relid, RowExclusiveLock))
 	{
+		if (dont_wait)
+		{
+			refused_relation = relid;
+			return false;
+		}
 		/* Wait for it under the caller's owner, which cleans up after an error. */
 		LockRelationOid(relid, RowExclusiveLock);
 		(void) idem_relation_lock_try(relid, RowExclusiveLock);
 		UnlockRelationOid(relid, RowExclusiveLock);
 	}
-	*locked = relid;
+	caller = MemoryContextSwitchTo(TopTransactionContext);
+	locked_relations = lappend_oid(locked_relations, relid);
+	MemoryContextSwitchTo(caller);
 	AcceptInvalidationMessages();
+	return true;
 }
 
 /*
@@ -140,12 +142,14 @@ static Relation
 open_claims_to_write(void)
 {
 	Relation	claims;
+	Oid			oid;
 
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		lock_for_transaction(&locked_claims, idem_catalog()->claims);
-		claims = try_table_open(locked_claims, NoLock);
+		oid = idem_catalog()->claims;
+		(void) lock_relation(oid, false);
+		claims = try_table_open(oid, NoLock);
 	} while (claims == NULL);
 	idem_store_check_layout(claims);
 	return claims;
@@ -158,7 +162,7 @@ open_key_index(Relation claims, bool to_write)
 	Relation	index = NULL;
 
 	if (OidIsValid(oid) && to_write)
-		lock_for_transaction(&locked_key_index, oid);
+		(void) lock_relation(oid, false);
 	if (OidIsValid(oid))
 		index = index_open(oid, to_write ? NoLock : AccessShareLock);
 	idem_store_check_key(claims, index);
@@ -264,23 +268,25 @@ make_slots(IdemStore *store)
 	idem_tuple_desc_done(store->marker);
 }
 
-/* From here on it is the transaction's, with references of its own to the relations. */
+/* From here on the transaction owns the store, which has references of its own to the
+ * relations. */
 static void
 use_for_transaction(IdemStore *store)
 {
-	Assert(the_store == NULL && store->nkept == 0);
+	Assert(!is_open && store->nkept == 0);
 	store->in_use = true;
 	store->used_in = store->opened_in = GetCurrentSubTransactionId();
 	MemoryContextSetParent(store->context, TopTransactionContext);
 	the_store = store;
+	is_open = true;
 	for (; store->nkept < IDEM_STORE_KEPT; store->nkept++)
 		keep_open(store->nkept == 0 ? store->claims : store->key_index);
 }
 
 /*
  * Opens, checks and allocates under the resource owner and in the memory of the caller's
- * subtransaction, so that an error leaves nothing behind.  Only then the_store is set, in
- * use, and the transaction takes its own references: from there on, the abort of the
+ * subtransaction, so that an error leaves nothing behind.  Only then use_for_transaction() sets
+ * the_store and takes the transaction's references: from there on, the abort of the
  * subtransaction releases the store, with as many references as it has.
  */
 static void
@@ -332,8 +338,9 @@ release_store(void)
 	IdemStore  *store = the_store;
 	ResourceOwner owner = CurrentResourceOwner;
 
-	Assert(store != NULL);
+	Assert(is_open);
 	the_store = NULL;
+	is_open = false;
 	CurrentResourceOwner = TopTransactionResourceOwner;
 	/* If it was in use, an abort has released the scan's pins: drop only its reference. */
 	if (!store->in_use)
@@ -350,10 +357,9 @@ release_store(void)
 }
 
 /*
- * The end of a transaction closes the store, and keeps what was made of the relations for the
- * next transaction of this session.  The relations are not open meanwhile; after an
- * invalidation of any of them the next transaction makes all of it again.  Not kept are
- * expressions and predicates of a user's index, and the room for a batch.
+ * The end of a transaction closes the relations, and keeps the rest for the next transaction of
+ * this session.  Not kept are expressions and predicates of a user's index, and the room for a
+ * batch.
  *
  * A server built with RELCACHE_FORCE_RELEASE frees a relation that is closed, without an
  * invalidation, so nothing is kept there.
@@ -361,31 +367,27 @@ release_store(void)
 static void
 keep_store(void)
 {
-	IdemStore  *store = the_store;
 	ResourceOwner owner = CurrentResourceOwner;
 
-	Assert(kept_store == NULL);
-	if (the_store_is_stale || store->has_user_index || store->nnew_rows > 1 ||
+	if (is_stale || the_store->has_user_index || the_store->nnew_rows > 1 ||
 		relcache_forgets)
 	{
 		release_store();
 		return;
 	}
-	the_store = NULL;
+	is_open = false;
 	CurrentResourceOwner = TopTransactionResourceOwner;
-	close_relations(store);
+	close_relations(the_store);
 	CurrentResourceOwner = owner;
-	MemoryContextSetParent(store->context, TopMemoryContext);
-	kept_store = store;
-	kept_store_is_stale = false;
+	MemoryContextSetParent(the_store->context, TopMemoryContext);
 }
 
+/* The scan has no reference to give back: close_relations() has given back all of them. */
 static void
 forget_kept_store(void)
 {
-	/* The scan has no reference to give back. */
-	MemoryContextDelete(kept_store->context);
-	kept_store = NULL;
+	MemoryContextDelete(the_store->context);
+	the_store = NULL;
 }
 
 /*
@@ -396,29 +398,28 @@ forget_kept_store(void)
 static bool
 open_kept_store(void)
 {
-	IdemStore  *store = kept_store;
+	IdemStore  *store = the_store;
+	Oid			oid;
 	Relation	claims;
 	Relation	key_index;
 
 	if (store == NULL)
 		return false;
-	lock_for_transaction(&locked_claims, idem_catalog()->claims);
-	if (!kept_store_is_stale && locked_claims == store->claims_oid)
-		lock_for_transaction(&locked_key_index, store->key_index_oid);
-	if (kept_store_is_stale || locked_claims != store->claims_oid)
+	oid = idem_catalog()->claims;
+	(void) lock_relation(oid, false);
+	if (!is_stale && oid == store->claims_oid)
+		(void) lock_relation(store->key_index_oid, false);
+	if (is_stale || oid != store->claims_oid)
 	{
 		forget_kept_store();
 		return false;
 	}
-	claims = table_open(store->claims_oid, NoLock);
+	claims = table_open(oid, NoLock);
 	key_index = index_open(store->key_index_oid, NoLock);
 	/* The extension Citus can have distributed the table without an invalidation. */
 	idem_refuse_distributed(claims);
-	if (!kept_store_is_stale && claims == store->claims &&
-		key_index == store->key_index)
+	if (!is_stale && claims == store->claims && key_index == store->key_index)
 	{
-		kept_store = NULL;
-		the_store_is_stale = false;
 		ItemPointerSetInvalid(&store->latest);
 		use_for_transaction(store);
 	}
@@ -426,7 +427,7 @@ open_kept_store(void)
 		forget_kept_store();
 	index_close(key_index, NoLock);
 	table_close(claims, NoLock);
-	return the_store != NULL;
+	return is_open;
 }
 
 IdemStore *
@@ -434,19 +435,18 @@ idem_store_use(void)
 {
 	/* See IdemRowRef. */
 	Assert(HaveRegisteredOrActiveSnapshot());
-	if (the_store != NULL && the_store->in_use)
+	if (is_open && the_store->in_use)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
 				 errmsg("claims cannot be made while a claim is being stored"),
 				 errhint("Do not call functions of idem from an index on idem_claims.")));
-	if (the_store != NULL && the_store_is_stale)
+	if (is_open && is_stale)
 		release_store();
-	if (the_store == NULL)
+	if (!is_open && !open_kept_store())
 	{
 		/* Cleared before the catalogs are read: an invalidation after that counts. */
-		the_store_is_stale = false;
-		if (!open_kept_store())
-			open_store();
+		is_stale = false;
+		open_store();
 	}
 	the_store->in_use = true;
 	the_store->used_in = GetCurrentSubTransactionId();
@@ -456,7 +456,7 @@ idem_store_use(void)
 void
 idem_store_done(IdemStore *store)
 {
-	Assert(store == the_store && store->in_use);
+	Assert(is_open && store == the_store && store->in_use);
 	store->in_use = false;
 	/* An event trigger runs before the command that fires it, which may be DDL of ours. */
 	if (ddl_depth > 0)
@@ -483,47 +483,13 @@ idem_store_step_back(void)
 
 	if (has_written)
 		return;
-	Assert(the_store == NULL || !the_store->in_use);
-	if (the_store != NULL)
+	Assert(!is_open || !the_store->in_use);
+	if (is_open)
 		release_store();
-	foreach(cell, locked_parts)
+	foreach(cell, locked_relations)
 		idem_relation_unlock(lfirst_oid(cell), RowExclusiveLock);
-	list_free(locked_parts);
-	locked_parts = NIL;
-	locked_tokens = InvalidOid;
-	if (OidIsValid(locked_key_index))
-		unlock_for_transaction(&locked_key_index);
-	if (OidIsValid(locked_claims))
-		unlock_for_transaction(&locked_claims);
-}
-
-static void
-note_locked_part(Oid relid)
-{
-	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
-
-	if (!has_written)
-		locked_parts = lappend_oid(locked_parts, relid);
-	MemoryContextSwitchTo(caller);
-}
-
-/* False: with dont_wait, if others have a lock that conflicts. */
-static bool
-lock_to_write(Oid relid, bool dont_wait)
-{
-	Oid			locked = InvalidOid;
-
-	if (!dont_wait)
-		lock_for_transaction(&locked, relid);
-	else if (idem_relation_lock_try(relid, RowExclusiveLock))
-		AcceptInvalidationMessages();
-	else
-	{
-		refused_relation = relid;
-		return false;
-	}
-	note_locked_part(relid);
-	return true;
+	list_free(locked_relations);
+	locked_relations = NIL;
 }
 
 /* Locks all of them before any is opened: the wait for a lock can end in an error. */
@@ -533,7 +499,7 @@ lock_indexes(const List *indexes, bool dont_wait)
 	ListCell   *cell;
 
 	foreach(cell, indexes)
-		if (!lock_to_write(lfirst_oid(cell), dont_wait))
+		if (!lock_relation(lfirst_oid(cell), dont_wait))
 			return false;
 	return true;
 }
@@ -546,7 +512,7 @@ open_index(ResultRelInfo *target, int n, Oid oid)
 	Relation	index = index_open(oid, NoLock);
 
 	/* A kept store has what was made of this index before. */
-	if (the_store_is_stale || index != target->ri_IndexRelationDescs[n])
+	if (is_stale || index != target->ri_IndexRelationDescs[n])
 		target->ri_IndexRelationInfo[n] = BuildIndexInfo(index);
 	target->ri_IndexRelationDescs[n] = index;
 }
@@ -613,7 +579,7 @@ open_unsettled_index(IdemStore *store, bool dont_wait)
 
 	if (!OidIsValid(store->unsettled_index) || store->nkept_indexes > n)
 		return true;
-	if (!lock_to_write(store->unsettled_index, dont_wait))
+	if (!lock_relation(store->unsettled_index, dont_wait))
 		return false;
 	caller = MemoryContextSwitchTo(store->context);
 	store->opened_in = GetCurrentSubTransactionId();
@@ -635,20 +601,6 @@ idem_store_choose_indexes(IdemStore *store, IdemState state)
 	}
 }
 
-/* Otherwise the server waits for the sequence's lock when the first token is drawn. */
-static bool
-lock_tokens(void)
-{
-	Oid			tokens = idem_catalog()->tokens;
-
-	if (locked_tokens == tokens)
-		return true;
-	if (!lock_to_write(tokens, true))
-		return false;
-	locked_tokens = tokens;
-	return true;
-}
-
 bool
 idem_store_prepare_write(bool is_lease)
 {
@@ -656,20 +608,18 @@ idem_store_prepare_write(bool is_lease)
 	bool		is_ready;
 
 	is_ready = (store->nkept_indexes > 0 || open_indexes(store, true)) &&
-		(!is_lease || (open_unsettled_index(store, true) && lock_tokens()));
+		(!is_lease || (open_unsettled_index(store, true) &&
+					   lock_relation(idem_catalog()->tokens, true)));
 	idem_store_done(store);
 	return is_ready;
 }
 
-/* The lock is the transaction's, as in lock_for_transaction(): the next attempt can be refused it
- * again, while somebody waits for our transaction. */
+/* The transaction keeps the lock.  So the next attempt is not refused it, even if another
+ * transaction then waits for ours. */
 void
 idem_store_wait_lock(SubTransactionId subtransaction)
 {
-	Oid			locked = InvalidOid;
-
-	lock_for_transaction(&locked, refused_relation);
-	note_locked_part(refused_relation);
+	(void) lock_relation(refused_relation, false);
 }
 
 IdemStore *
@@ -685,43 +635,37 @@ idem_store_use_to_write(CmdType command)
 	return store;
 }
 
-/* It only marks: an invalidation callback must not fail, nor read catalogs. */
+/*
+ * It only marks: an invalidation callback must not fail, nor read catalogs.  Without a store
+ * any relation counts: it can be one that open_store() is reading.
+ */
 static void
 invalidate_store(Datum arg, Oid relid)
 {
 	idem_store_forget_shape(relid);
-	if (kept_store != NULL &&
-		(relid == InvalidOid || relid == kept_store->claims_oid ||
-		 list_member_oid(kept_store->index_oids, relid)))
-		kept_store_is_stale = true;
-	if (the_store_is_stale)
-		return;
-	the_store_is_stale = the_store == NULL || relid == InvalidOid ||
-		relid == RelationGetRelid(the_store->claims) ||
-		list_member_oid(the_store->claims->rd_indexlist, relid);
+	if (the_store == NULL || relid == InvalidOid ||
+		relid == the_store->claims_oid ||
+		list_member_oid(the_store->index_oids, relid))
+		is_stale = true;
 }
 
 static void
 end_transaction(XactEvent event, void *arg)
 {
-	switch (event)
+	if (event == XACT_EVENT_PRE_COMMIT || event == XACT_EVENT_PRE_PREPARE)
 	{
-		case XACT_EVENT_PRE_COMMIT:
-		case XACT_EVENT_PRE_PREPARE:
-			Assert(the_store == NULL || !the_store->in_use);
-			if (the_store != NULL)
-				keep_store();
-			break;
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_PREPARE:
-		case XACT_EVENT_ABORT:
-			locked_parts = NIL;
+		Assert(!is_open || !the_store->in_use);
+		if (is_open)
+			keep_store();
+	}
+	else if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE ||
+			 event == XACT_EVENT_ABORT)
+	{
+		/* What is open after an abort goes with the transaction's memory. */
+		if (is_open)
 			the_store = NULL;
-			locked_claims = locked_key_index = locked_tokens = InvalidOid;
-			has_written = false;
-			break;
-		default:
-			break;
+		is_open = has_written = false;
+		locked_relations = NIL;
 	}
 }
 
@@ -729,7 +673,7 @@ static void
 end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB && the_store != NULL &&
+	if (event == SUBXACT_EVENT_ABORT_SUB && is_open &&
 		((the_store->in_use && the_store->used_in >= mine) ||
 		 the_store->opened_in >= mine))
 		release_store();
@@ -747,7 +691,7 @@ release_before_utility(PlannedStmt *statement, const char *query,
 	 * A store in use stays: the command comes from inside of that use, from a function in a
 	 * user's index, say.  And SAVEPOINT and its like are frequent and no DDL.
 	 */
-	if (the_store != NULL && !the_store->in_use &&
+	if (is_open && !the_store->in_use &&
 		!IsA(statement->utilityStmt, TransactionStmt))
 		release_store();
 	if (command_tag_event_trigger_ok(CreateCommandTag(statement->utilityStmt)))
