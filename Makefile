@@ -48,14 +48,14 @@ OBJS = \
 	src/protocol/lease.o \
 	src/protocol/settle.o \
 	src/protocol/forget.o \
-	src/protocol/holder.o \
+	src/protocol/find_row.o \
 	src/protocol/lookup.o \
 	src/protocol/lists.o \
 	src/protocol/raise.o \
-	src/protocol/blocker.o \
-	src/session/held.o \
+	src/protocol/blocked_by.o \
+	src/session/own_claims.o \
 	src/session/wait.o \
-	src/session/waiters.o \
+	src/session/waiting_processes.o \
 	src/store/open.o \
 	src/store/shape.o \
 	src/store/rows.o \

@@ -14,9 +14,9 @@
 #include "compat.h"
 #include "guc.h"
 #include "clean/launcher.h"
-#include "session/held.h"
+#include "session/own_claims.h"
 #include "session/wait.h"
-#include "session/waiters.h"
+#include "session/waiting_processes.h"
 #include "shared/memory.h"
 #include "shared/stats.h"
 #include "store/policy.h"
@@ -32,9 +32,9 @@ _PG_init(void)
 	idem_define_settings();
 	idem_store_init();
 	idem_policy_init();
-	idem_held_init();
+	idem_own_claims_init();
 	idem_wait_init();
-	idem_waiters_init();
+	idem_waiting_init();
 	idem_stats_init();
 	idem_shared_init(process_shared_preload_libraries_in_progress);
 

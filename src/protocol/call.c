@@ -18,7 +18,7 @@
 #include "protocol/raise.h"
 #include "protocol/settle.h"
 #include "protocol/target.h"
-#include "session/held.h"
+#include "session/own_claims.h"
 
 #define COMMAND "idem_call()"
 
@@ -55,20 +55,20 @@ object_from_arg(FunctionCallInfo fcinfo, int arg)
 static Jsonb *
 finish(const IdemKey *key, Jsonb *result)
 {
-	IdemHolder	holder = {.key = *key};
+	IdemRowCall	call = {.key = *key};
 	IdemOutcome outcome = IDEM_CLAIMED;
 
-	if (idem_held_is_unsettled(key))
-		(void) idem_settle(COMMAND, &holder, IDEM_STATE_COMPLETED, result);
+	if (idem_own_is_unsettled(key))
+		(void) idem_settle(COMMAND, &call, IDEM_STATE_COMPLETED, result);
 	else
 	{
 		idem_store_open(COMMAND);
-		idem_find_row_of_holder(&holder);
-		result = idem_stored_jsonb(holder.found.row.result);
-		if (holder.found.row.state == IDEM_STATE_FAILED)
+		idem_find_row_of_holder(&call);
+		result = idem_stored_jsonb(call.found.row.result);
+		if (call.found.row.state == IDEM_STATE_FAILED)
 			outcome = IDEM_FAILED;
 	}
-	idem_held_note_answer(key, outcome, result, false);
+	idem_own_note_answer(key, outcome, result, false);
 	return result;
 }
 
@@ -96,9 +96,9 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_claim_one(&call, COMMAND, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome_of_call(answer.outcome, &call.key, &answer.blocker);
+		idem_raise_outcome_of_call(answer.outcome, &call.key, &answer.blocked_by);
 	/* Otherwise a function that calls itself would be recorded as executed. */
-	if (answer.outcome == IDEM_COMPLETED && idem_held_is_unsettled(&call.key))
+	if (answer.outcome == IDEM_COMPLETED && idem_own_is_unsettled(&call.key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("%s: this transaction has claimed the request already, and not settled it",

@@ -39,9 +39,9 @@
 
 #include "sqlstate.h"
 #include "protocol/claim.h"
-#include "protocol/holder.h"
+#include "protocol/find_row.h"
 #include "protocol/raise.h"
-#include "session/held.h"
+#include "session/own_claims.h"
 #include "shared/stats.h"
 #include "store/catalog.h"
 #include "store/duration.h"
@@ -327,7 +327,7 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	if (outcome != IDEM_MISMATCH)
 		answer_with(answer, outcome, &found->row);
 	if (outcome == IDEM_IN_PROGRESS)
-		answer->blocker = IDEM_BLOCKED_BY_LEASE(found->row.lease_until);
+		answer->blocked_by = IDEM_BLOCKED_BY_LEASE(found->row.lease_until);
 	return outcome == IDEM_IN_PROGRESS && !found->ours ?
 		STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
@@ -372,7 +372,7 @@ take_policy(IdemClaimCall *call)
 /* False: the deadline passed; the blocker is set then.  (That of a lease is set before.) */
 static bool
 wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
-				const IdemDeadline *delete_deadline, IdemBlocker *blocker)
+				const IdemDeadline *delete_deadline, IdemBlockedBy *blocked_by)
 {
 	const IdemFound *found = &look->found;
 	const IdemDeadline *deadline = &call->deadline;
@@ -393,7 +393,7 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 		bool		by_ddl = step == STEP_WAIT_FOR_DDL;
 
 		/* One refusal counts for all keys of the call. */
-		*blocker = by_ddl ? IDEM_BLOCKED_BY_DDL : IDEM_BLOCKED_BY_POLICY;
+		*blocked_by = by_ddl ? IDEM_BLOCKED_BY_DDL : IDEM_BLOCKED_BY_POLICY;
 		call->is_refused = call->is_refused ||
 			!idem_wait_for_lock(by_ddl ? idem_store_wait_lock : idem_policy_wait_lock,
 								by_ddl ? "a change of idem_claims" : "a change of idem_scopes",
@@ -401,8 +401,8 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 		return !call->is_refused;
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK)
-		return idem_wait_for_row_lock(&call->key, found, deadline, blocker);
-	*blocker = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
+		return idem_wait_for_row_lock(&call->key, found, deadline, blocked_by);
+	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
 	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
 		deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
@@ -416,7 +416,7 @@ refuse_second_place(const IdemClaimCall *call, const IdemClaimAnswer *answer)
 {
 	if ((answer->outcome == IDEM_COMPLETED ||
 		 answer->outcome == IDEM_IN_PROGRESS) && call->place != NULL &&
-		idem_held_is_claimed_elsewhere(&call->key, call->place))
+		idem_own_is_claimed_elsewhere(&call->key, call->place))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("request is claimed twice by one statement"),
@@ -431,7 +431,7 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 	if (answer->outcome == IDEM_CLAIMED)
 	{
 		if (!call->settled_at_once)
-			idem_held_note_claimed(&call->key, call->place);
+			idem_own_note_claimed(&call->key, call->place);
 		idem_stats_count_claim(call->key.scope, answer->expires_at);
 		if (call->lease_us > 0)
 			idem_commit_lease(&call->key);
@@ -439,7 +439,7 @@ note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 	else if (answer->outcome != IDEM_INVALID)
 	{
 		if (!call->settled_at_once)
-			idem_held_note_answer(&call->key, answer->outcome, answer->result,
+			idem_own_note_answer(&call->key, answer->outcome, answer->result,
 								  ours);
 		idem_stats_count_outcome(call->key.scope, answer->outcome);
 	}
@@ -497,7 +497,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
 		}
 		if (!wait_for_holder(call, step, look, &delete_deadline,
-							 &answer->blocker))
+							 &answer->blocked_by))
 		{
 			answer->outcome = idem_outcome_of_passed(&call->deadline);
 			idem_store_note_read(&call->key);
@@ -711,7 +711,7 @@ idem_claim_marker(const IdemKey *key, const char *command)
 
 	idem_claim_one(&call, command, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
+		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
 	return answer.outcome == IDEM_CLAIMED;
 }
 
@@ -729,7 +729,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	read_arguments(fcinfo, 2, &call);
 	idem_claim_one(&call, "idem_claim()", &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocker);
+		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
 	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
 }
 

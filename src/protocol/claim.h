@@ -5,7 +5,7 @@
 #ifndef IDEM_PROTOCOL_CLAIM_H
 #define IDEM_PROTOCOL_CLAIM_H
 
-#include "protocol/blocker.h"
+#include "protocol/blocked_by.h"
 #include "session/wait.h"
 #include "store/policy.h"
 #include "store/store.h"
@@ -41,7 +41,7 @@ typedef struct IdemClaimAnswer
 	int64		token;			/* claimed lease; else 0 */
 	TimestampTz expires_at;		/* IDEM_NO_TIME: none */
 	TimestampTz lease_until;	/* the same */
-	IdemBlocker blocker;		/* of in_progress and timed_out, for idem_raise_outcome() */
+	IdemBlockedBy blocked_by;		/* of in_progress and timed_out, for idem_raise_outcome() */
 } IdemClaimAnswer;
 
 /*

@@ -11,7 +11,7 @@
  *
  * Evaluated once are: RETURNING, a function in FROM, a WITH query, and a subquery that does
  * not refer to the row.  What the planner cannot see, such as a subquery that refers to the
- * row, is refused when it claims the second time: see idem_held_is_claimed_elsewhere().
+ * row, is refused when it claims the second time: see idem_own_is_claimed_elsewhere().
  * Neither finds a claim inside a function that is not inlined, such as one in PL/pgSQL.
  */
 #include "postgres.h"

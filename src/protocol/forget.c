@@ -5,8 +5,8 @@
 #include "postgres.h"
 
 #include "guc.h"
-#include "protocol/holder.h"
-#include "session/held.h"
+#include "protocol/find_row.h"
+#include "session/own_claims.h"
 
 PG_FUNCTION_INFO_V1(idem_forget);
 PG_FUNCTION_INFO_V1(idem__erase);
@@ -15,19 +15,19 @@ PG_FUNCTION_INFO_V1(idem__erase);
 Datum
 idem_forget(PG_FUNCTION_ARGS)
 {
-	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
 	bool		dropped;
 
-	idem_key_from_args(fcinfo, 0, 1, 2, &holder.key);
+	idem_key_from_args(fcinfo, 0, 1, 2, &call.key);
 	idem_store_open("idem_forget()");
-	while ((dropped = idem_find_row(&holder)) &&
-		   !idem_store_delete(&holder.found))
-		idem_wait_for_row_or_raise(&holder);
+	while ((dropped = idem_find_row(&call)) &&
+		   !idem_store_delete(&call.found))
+		idem_wait_for_row_or_raise(&call);
 	if (dropped)
 	{
-		idem_held_note_settled(&holder.key, NULL);
-		if (holder.found.row.token != 0)
-			idem_commit_lease(&holder.key);
+		idem_own_note_settled(&call.key, NULL);
+		if (call.found.row.token != 0)
+			idem_commit_lease(&call.key);
 	}
 	PG_RETURN_BOOL(dropped);
 }
@@ -41,21 +41,21 @@ idem_forget(PG_FUNCTION_ARGS)
 Datum
 idem__erase(PG_FUNCTION_ARGS)
 {
-	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
-	IdemRow    *row = &holder.found.row;
+	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRow    *row = &call.found.row;
 
-	idem_key_from_args(fcinfo, 0, 1, 2, &holder.key);
+	idem_key_from_args(fcinfo, 0, 1, 2, &call.key);
 	idem_store_open("idem_erase()");
-	while (idem_find_row(&holder))
+	while (idem_find_row(&call))
 	{
 		if (row->state == IDEM_STATE_IN_PROGRESS)
 			PG_RETURN_BOOL(false);
 		if (row->result == NULL && row->progress == NULL)
 			break;
 		row->result = row->progress = NULL;
-		if (idem_store_update(&holder.key, &holder.found, row))
+		if (idem_store_update(&call.key, &call.found, row))
 			break;
-		idem_wait_for_row_or_raise(&holder);
+		idem_wait_for_row_or_raise(&call);
 	}
 	PG_RETURN_BOOL(true);
 }

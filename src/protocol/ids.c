@@ -5,7 +5,7 @@
  * The functions for ids of other types are in SQL, and the planner replaces them by the one for
  * text.  It does not do so where the result is a row.  Then each call would be a statement of
  * its own, and a claim that the server evaluates twice would not be recognized:
- * idem_held_is_claimed_elsewhere().  So these are in C.
+ * idem_own_is_claimed_elsewhere().  So these are in C.
  */
 #include "postgres.h"
 

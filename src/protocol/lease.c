@@ -13,43 +13,43 @@
 
 #include "guc.h"
 #include "sqlstate.h"
-#include "protocol/holder.h"
-#include "session/held.h"
+#include "protocol/find_row.h"
+#include "session/own_claims.h"
 
 PG_FUNCTION_INFO_V1(idem_extend);
 PG_FUNCTION_INFO_V1(idem_release);
 PG_FUNCTION_INFO_V1(idem_fence);
 
 /* user_id, request_id, token at 0 to 2; the scope at its own position */
-static IdemHolder
-read_holder(FunctionCallInfo fcinfo, int scope_arg)
+static IdemRowCall
+read_call(FunctionCallInfo fcinfo, int scope_arg)
 {
-	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
 
-	idem_key_from_args(fcinfo, 0, 1, scope_arg, &holder.key);
-	holder.token = idem_token_from_arg(fcinfo, 2);
-	if (holder.token == 0)
+	idem_key_from_args(fcinfo, 0, 1, scope_arg, &call.key);
+	call.token = idem_token_from_arg(fcinfo, 2);
+	if (call.token == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
 				 errmsg("token must not be null"),
 				 errhint("Fix the client: pass the token that idem_lease() returned with the lease.")));
-	return holder;
+	return call;
 }
 
 static void
-require_unsettled(const IdemHolder *holder)
+require_unsettled(const IdemRowCall *call)
 {
-	if (holder->found.row.state != IDEM_STATE_IN_PROGRESS)
-		idem_raise_lost(&holder->key, "lease is settled",
+	if (call->found.row.state != IDEM_STATE_IN_PROGRESS)
+		idem_raise_lost(&call->key, "lease is settled",
 						"Stop, and roll back: the request is completed or failed.");
 }
 
 /* Finds the row of the holder's unsettled lease, or raises ID410. */
 static void
-find_lease(IdemHolder *holder)
+find_lease(IdemRowCall *call)
 {
-	idem_find_row_of_holder(holder);
-	require_unsettled(holder);
+	idem_find_row_of_holder(call);
+	require_unsettled(call);
 }
 
 /*
@@ -63,18 +63,18 @@ idem_extend(PG_FUNCTION_ARGS)
 {
 	int64		lease_us = idem_lease_from_arg(fcinfo, 3);
 	Jsonb	   *progress = PG_ARGISNULL(4) ? NULL : PG_GETARG_JSONB_P(4);
-	IdemHolder	holder = read_holder(fcinfo, 5);
-	IdemRow    *row = &holder.found.row;
+	IdemRowCall	call = read_call(fcinfo, 5);
+	IdemRow    *row = &call.found.row;
 	IdemPolicy	policy;
 	TimestampTz lease_until;
 
 	idem_store_open("idem_extend()");
-	policy = idem_policy(holder.key.scope);
-	idem_check_lease(&holder.key, &policy, lease_us);
-	idem_check_size(&holder.key, &policy, progress, "progress");
+	policy = idem_policy(call.key.scope);
+	idem_check_lease(&call.key, &policy, lease_us);
+	idem_check_size(&call.key, &policy, progress, "progress");
 	for (;;)
 	{
-		find_lease(&holder);
+		find_lease(&call);
 		lease_until = GetCurrentTimestamp() +
 			(lease_us > 0 ? lease_us : policy.lease_us);
 		row->lease_until = lease_us > 0 ? lease_until :
@@ -82,9 +82,9 @@ idem_extend(PG_FUNCTION_ARGS)
 		row->expires_at = Max(row->expires_at, row->lease_until);
 		if (progress != NULL)
 			row->progress = (const IdemStored *) progress;
-		if (idem_store_update(&holder.key, &holder.found, row))
+		if (idem_store_update(&call.key, &call.found, row))
 			break;
-		idem_wait_for_row_or_raise(&holder);
+		idem_wait_for_row_or_raise(&call);
 	}
 	/* Progress tells what was done elsewhere: a crash must not lose it. */
 	if (progress != NULL)
@@ -101,23 +101,23 @@ idem_extend(PG_FUNCTION_ARGS)
 Datum
 idem_release(PG_FUNCTION_ARGS)
 {
-	IdemHolder	holder = read_holder(fcinfo, 3);
+	IdemRowCall	call = read_call(fcinfo, 3);
 	bool		there;
 
 	idem_store_open("idem_release()");
-	while ((there = idem_find_row(&holder)))
+	while ((there = idem_find_row(&call)))
 	{
-		if (holder.found.row.token != holder.token)
-			idem_raise_lost_lease(&holder.key);
-		require_unsettled(&holder);
-		if (idem_store_delete(&holder.found))
+		if (call.found.row.token != call.token)
+			idem_raise_lost_lease(&call.key);
+		require_unsettled(&call);
+		if (idem_store_delete(&call.found))
 			break;
-		idem_wait_for_row_or_raise(&holder);
+		idem_wait_for_row_or_raise(&call);
 	}
 	if (there)
 	{
-		idem_held_note_settled(&holder.key, NULL);
-		idem_commit_lease(&holder.key);
+		idem_own_note_settled(&call.key, NULL);
+		idem_commit_lease(&call.key);
 	}
 	PG_RETURN_BOOL(there);
 }
@@ -130,14 +130,14 @@ idem_release(PG_FUNCTION_ARGS)
 Datum
 idem_fence(PG_FUNCTION_ARGS)
 {
-	IdemHolder	holder = read_holder(fcinfo, 3);
+	IdemRowCall	call = read_call(fcinfo, 3);
 
 	idem_store_open("idem_fence()");
-	find_lease(&holder);
-	while (!idem_store_lock_row(&holder.found.ref))
+	find_lease(&call);
+	while (!idem_store_lock_row(&call.found.ref))
 	{
-		idem_wait_for_row_or_raise(&holder);
-		find_lease(&holder);
+		idem_wait_for_row_or_raise(&call);
+		find_lease(&call);
 	}
 	PG_RETURN_VOID();
 }

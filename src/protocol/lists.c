@@ -25,9 +25,9 @@
 #include "utils/typcache.h"
 
 #include "sqlstate.h"
-#include "protocol/blocker.h"
-#include "protocol/holder.h"
-#include "session/waiters.h"
+#include "protocol/blocked_by.h"
+#include "protocol/find_row.h"
+#include "session/waiting_processes.h"
 #include "store/catalog.h"
 #include "store/unsettled.h"
 
@@ -312,14 +312,14 @@ Datum
 idem__held_keys(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	IdemWaiter *waiters;
+	IdemWaitingProcess *waiters;
 	IdemRunner	runner;
 	bool		is_running = false;
 	int			n;
 
 	InitMaterializedSRF(fcinfo, 0);
 	idem_require_columns(rsinfo->setDesc, HELD_COLUMNS);
-	n = idem_waiters(&waiters);
+	n = idem_waiting_processes(&waiters);
 	if (n < 0)
 		ereport(WARNING,
 				(errmsg("idem must be loaded via \"shared_preload_libraries\" to know who waits"),

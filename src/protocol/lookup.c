@@ -15,8 +15,8 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "protocol/holder.h"
-#include "session/held.h"
+#include "protocol/find_row.h"
+#include "session/own_claims.h"
 #include "store/catalog.h"
 
 #define LOOKUP_COLUMNS 7
@@ -30,7 +30,7 @@ PG_FUNCTION_INFO_V1(idem_lookup);
 static const IdemLatest *
 require_latest(const char *command)
 {
-	const IdemLatest *latest = idem_held_latest();
+	const IdemLatest *latest = idem_own_latest_answer();
 
 	if (latest == NULL)
 		ereport(ERROR,

@@ -54,7 +54,7 @@ static const char *const mismatch_of_call_hint =
 
 static void
 raise_outcome(IdemOutcome outcome, const IdemKey *key,
-			  const IdemBlocker *blocker, const char *hint)
+			  const IdemBlockedBy *blocked_by, const char *hint)
 {
 	const OutcomeError *error = &outcome_errors[outcome];
 
@@ -62,22 +62,22 @@ raise_outcome(IdemOutcome outcome, const IdemKey *key,
 	ereport(ERROR,
 			(errcode(error->sqlstate),
 			 errmsg("%s", error->message),
-			 idem_errdetail_key_and(key, idem_blocker_to_string(blocker)),
+			 idem_errdetail_key_and(key, idem_blocked_by_to_string(blocked_by)),
 			 errhint("%s", hint)));
 }
 
 void
 idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-				   const IdemBlocker *blocker)
+				   const IdemBlockedBy *blocked_by)
 {
-	raise_outcome(outcome, key, blocker, outcome_errors[outcome].hint);
+	raise_outcome(outcome, key, blocked_by, outcome_errors[outcome].hint);
 }
 
 void
 idem_raise_outcome_of_call(IdemOutcome outcome, const IdemKey *key,
-						   const IdemBlocker *blocker)
+						   const IdemBlockedBy *blocked_by)
 {
-	raise_outcome(outcome, key, blocker,
+	raise_outcome(outcome, key, blocked_by,
 				  outcome == IDEM_MISMATCH ? mismatch_of_call_hint :
 				  outcome_errors[outcome].hint);
 }

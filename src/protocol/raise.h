@@ -5,17 +5,17 @@
 #ifndef IDEM_PROTOCOL_RAISE_H
 #define IDEM_PROTOCOL_RAISE_H
 
-#include "protocol/blocker.h"
+#include "protocol/blocked_by.h"
 #include "store/catalog.h"
 #include "store/key.h"
 
 /* Raises the outcome; not for claimed, completed and invalid, which no call raises. */
 extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-							   const IdemBlocker *blocker);
+							   const IdemBlockedBy *blocked_by);
 
 /* The same for idem_call(), where the hint of a mismatch is another one. */
 extern void idem_raise_outcome_of_call(IdemOutcome outcome,
 									   const IdemKey *key,
-									   const IdemBlocker *blocker);
+									   const IdemBlockedBy *blocked_by);
 
 #endif							/* IDEM_PROTOCOL_RAISE_H */

@@ -14,9 +14,9 @@
 #include "utils/jsonb.h"
 
 #include "guc.h"
-#include "protocol/holder.h"
+#include "protocol/find_row.h"
 #include "protocol/settle.h"
-#include "session/held.h"
+#include "session/own_claims.h"
 #include "shared/stats.h"
 
 PG_FUNCTION_INFO_V1(idem_complete_held);
@@ -36,10 +36,10 @@ equal_results(const Jsonb *a, const Jsonb *b)
 
 /* False: another transaction has the row locked or changed it; nothing is written. */
 static bool
-write_settled(IdemHolder *holder, const IdemPolicy *policy, IdemState state,
+write_settled(IdemRowCall *call, const IdemPolicy *policy, IdemState state,
 			  const Jsonb *result)
 {
-	const IdemRow *old = &holder->found.row;
+	const IdemRow *old = &call->found.row;
 	IdemRow		row = *old;
 
 	Assert(state != IDEM_STATE_IN_PROGRESS);
@@ -52,7 +52,7 @@ write_settled(IdemHolder *holder, const IdemPolicy *policy, IdemState state,
 	if (row.state == old->state && row.result == NULL && old->result == NULL &&
 		row.expires_at == old->expires_at)
 		return true;
-	return idem_store_update(&holder->key, &holder->found, &row);
+	return idem_store_update(&call->key, &call->found, &row);
 }
 
 typedef enum Standing
@@ -77,34 +77,34 @@ standing(const IdemRow *row, bool unsettled, IdemState state,
 }
 
 bool
-idem_settle(const char *command, IdemHolder *holder, IdemState state,
+idem_settle(const char *command, IdemRowCall *call, IdemState state,
 			Jsonb *result)
 {
 	IdemPolicy	policy;
-	bool		unsettled = idem_held_is_unsettled(&holder->key);
+	bool		unsettled = idem_own_is_unsettled(&call->key);
 	Standing	now;
 
-	holder->deadline = idem_deadline_after(idem_wait);
+	call->deadline = idem_deadline_after(idem_wait);
 	idem_store_open(command);
-	policy = idem_policy(holder->key.scope);
-	idem_check_size(&holder->key, &policy, result, "result");
+	policy = idem_policy(call->key.scope);
+	idem_check_size(&call->key, &policy, result, "result");
 	for (;;)
 	{
-		idem_find_row_of_holder(holder);
-		now = standing(&holder->found.row, unsettled, state, result);
+		idem_find_row_of_holder(call);
+		now = standing(&call->found.row, unsettled, state, result);
 		if (now == SETTLED_OTHERWISE)
-			idem_raise_lost(&holder->key,
+			idem_raise_lost(&call->key,
 							"request is settled already, in another way",
 							"Settle a request once; a repeat must be identical.");
 		if (now == SETTLED_THIS_WAY)
 			return false;
-		if (write_settled(holder, &policy, state, result))
+		if (write_settled(call, &policy, state, result))
 			break;
-		idem_wait_for_row_or_raise(holder);
+		idem_wait_for_row_or_raise(call);
 	}
-	if (holder->found.row.token != 0)
-		idem_commit_lease(&holder->key);
-	idem_held_note_settled(&holder->key, result);
+	if (call->found.row.token != 0)
+		idem_commit_lease(&call->key);
+	idem_own_note_settled(&call->key, result);
 	return true;
 }
 
@@ -118,20 +118,20 @@ result_from_arg(FunctionCallInfo fcinfo, int arg)
 static bool
 settle_held(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
-	IdemHolder	holder = {.key = *idem_held_only_unsettled(command)};
+	IdemRowCall	call = {.key = *idem_own_only_unsettled(command)};
 
-	return idem_settle(command, &holder, state, result_from_arg(fcinfo, 0));
+	return idem_settle(command, &call, state, result_from_arg(fcinfo, 0));
 }
 
 /* Arguments: user_id, request_id, result, token, scope. */
 static bool
 settle_named(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
-	IdemHolder	holder;
+	IdemRowCall	call;
 
-	idem_key_from_args(fcinfo, 0, 1, 4, &holder.key);
-	holder.token = idem_token_from_arg(fcinfo, 3);
-	return idem_settle(command, &holder, state, result_from_arg(fcinfo, 2));
+	idem_key_from_args(fcinfo, 0, 1, 4, &call.key);
+	call.token = idem_token_from_arg(fcinfo, 3);
+	return idem_settle(command, &call, state, result_from_arg(fcinfo, 2));
 }
 
 /* idem_complete(result) -> boolean */
@@ -166,14 +166,14 @@ idem_fail(PG_FUNCTION_ARGS)
 
 /* Finds a row that is not failed; raises ID410 otherwise.  False: it is completed. */
 static bool
-find_to_heal(IdemHolder *holder)
+find_to_heal(IdemRowCall *call)
 {
-	if (!idem_find_row(holder))
-		idem_raise_no_request(&holder->key);
-	if (holder->found.row.state == IDEM_STATE_FAILED)
-		idem_raise_lost(&holder->key, "request has failed for good",
+	if (!idem_find_row(call))
+		idem_raise_no_request(&call->key);
+	if (call->found.row.state == IDEM_STATE_FAILED)
+		idem_raise_lost(&call->key, "request has failed for good",
 						"The request has already failed; use a new id, or idem_forget().");
-	return holder->found.row.state == IDEM_STATE_IN_PROGRESS;
+	return call->found.row.state == IDEM_STATE_IN_PROGRESS;
 }
 
 /* idem_heal(user_id, request_id, result, scope) -> boolean */
@@ -181,25 +181,25 @@ Datum
 idem_heal(PG_FUNCTION_ARGS)
 {
 	Jsonb	   *result = result_from_arg(fcinfo, 2);
-	IdemHolder	holder = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
 	IdemPolicy	policy;
 	bool		healed;
 
-	idem_key_from_args(fcinfo, 0, 1, 3, &holder.key);
+	idem_key_from_args(fcinfo, 0, 1, 3, &call.key);
 	idem_store_open("idem_heal()");
-	policy = idem_policy(holder.key.scope);
-	idem_check_size(&holder.key, &policy, result, "result");
-	while ((healed = find_to_heal(&holder)))
+	policy = idem_policy(call.key.scope);
+	idem_check_size(&call.key, &policy, result, "result");
+	while ((healed = find_to_heal(&call)))
 	{
-		holder.found.row.healed = true;
-		if (write_settled(&holder, &policy, IDEM_STATE_COMPLETED, result))
+		call.found.row.healed = true;
+		if (write_settled(&call, &policy, IDEM_STATE_COMPLETED, result))
 			break;
-		idem_wait_for_row_or_raise(&holder);
+		idem_wait_for_row_or_raise(&call);
 	}
 	if (healed)
 	{
-		idem_commit_lease(&holder.key);
-		idem_held_note_settled(&holder.key, result);
+		idem_commit_lease(&call.key);
+		idem_own_note_settled(&call.key, result);
 		idem_stats_count_healed();
 	}
 	PG_RETURN_BOOL(healed);

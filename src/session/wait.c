@@ -52,7 +52,7 @@
 #include "guc.h"
 #include "sqlstate.h"
 #include "session/wait.h"
-#include "session/waiters.h"
+#include "session/waiting_processes.h"
 #include "shared/memory.h"
 #include "store/duration.h"
 
@@ -276,13 +276,13 @@ wait_for_lock_until(Awaited *awaited, const IdemDeadline *deadline)
 
 	error_context_stack = &context;
 	if (awaited->key != NULL)
-		idem_waiter_begin(awaited->key, awaited->xid);
+		idem_waiting_begin(awaited->key, awaited->xid);
 	/* Without a deadline of ours, or with a lock_timeout that comes first and is raised */
 	if (left_ms == INT_MAX || (LockTimeout > 0 && LockTimeout <= left_ms))
 		(void) take_lock(awaited, false);
 	else
 		taken = take_lock_with_timeout(awaited, left_ms);
-	idem_waiter_end();
+	idem_waiting_end();
 	error_context_stack = context.previous;
 	return taken;
 }
@@ -387,7 +387,7 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 	if (timeout_ms == 0)
 		return false;
 	timeout_ms = Min(timeout_ms, lease_left_ms(lease_until));
-	idem_waiter_begin(key, InvalidTransactionId);
+	idem_waiting_begin(key, InvalidTransactionId);
 	if (lease_wait_event == 0)
 		lease_wait_event = idem_wait_event("IdemLease");
 
@@ -407,7 +407,7 @@ void
 idem_wait_end(void)
 {
 	ConditionVariableCancelSleep();
-	idem_waiter_end();
+	idem_waiting_end();
 }
 
 void

@@ -28,15 +28,15 @@ NEW = 'PostgreSQL 17 or later'
 LAUNCHERS = 'a launcher that ends at once, or two that start together'
 LONG = 'a run of a worker that takes a minute, or sees a reload'
 FUNCTIONS = {
-    ('blocker.c', 'find_prepared'): RACE,
-    ('blocker.c', 'idem_find_runner'): RACE,
+    ('blocked_by.c', 'find_prepared'): RACE,
+    ('blocked_by.c', 'idem_find_runner'): RACE,
     ('catalog.c', 'is_distributed'): CITUS,
     ('catalog.c', 'idem_refuse_distributed'): CITUS,
     ('protocol/claim.c', 'promise'): RACE,
     ('protocol/claim.c', 'discard_answer'): 'a request in progress that has a result: made by hand',
     ('compat.h', 'idem_index_insert_cleanup'): NEW,
     ('compat.h', 'idem_named_segment'): NEW,
-    ('protocol/holder.c', 'idem_find_row'): RACE,
+    ('protocol/find_row.c', 'idem_find_row'): RACE,
     ('clean/launcher.c', 'idem_launcher_start'): NEW,
     ('clean/launcher.c', 'idem_launcher_main'): NEW,
     ('clean/launcher.c', 'idem__stat_cleaning'): NEW,

@@ -1,5 +1,5 @@
 /*
- * held.c
+ * own_claims.c
  *	  This transaction's claims: the keys that it holds and has not settled, and
  *	  the answer of the latest claim call.
  *
@@ -23,45 +23,45 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#include "session/held.h"
+#include "session/own_claims.h"
 
 /* Number of keys that an error names */
 #define NAMED_KEYS_MAX 5
 
-typedef struct IdemHeld
+typedef struct OwnClaim
 {
-	dlist_node	claim_node;		/* in held_keys, in the order of claiming */
-	dlist_node	settle_node;	/* in settled_keys, in the order of settling */
+	dlist_node	claim_node;		/* in own_claims, in the order of claiming */
+	dlist_node	settle_node;	/* in settled_claims, in the order of settling */
 	IdemKey		key;			/* the texts follow in the same allocation */
 	SubTransactionId claimed_in;
 	SubTransactionId settled_in;	/* InvalidSubTransactionId: not settled */
 	const FmgrInfo *place;		/* the call that claimed it; never dereferenced */
 	CommandId	statement;		/* of that call */
-	struct IdemHeld *shadowed;	/* an earlier entry of the same key */
+	struct OwnClaim *shadowed;	/* an earlier entry of the same key */
 	bool		is_superseded;	/* unsettled, but a later entry of the key counts */
-} IdemHeld;
+} OwnClaim;
 
 /* The latest answer at one level of savepoints */
 typedef struct AnswerLevel
 {
 	struct AnswerLevel *below;
 	SubTransactionId given_in;
-	IdemHeld   *held;			/* entry of the claimed key; NULL: not held */
+	OwnClaim   *claim;			/* entry of the claimed key; NULL: none */
 	IdemLatest	latest;
 } AnswerLevel;
 
-typedef struct HeldSlot
+typedef struct OwnClaimSlot
 {
-	IdemHeld   *held;
+	OwnClaim   *claim;
 	uint32		hash;
 	char		status;
-} HeldSlot;
+} OwnClaimSlot;
 
-/* For a lookup, an IdemHeld with nothing but a key is enough. */
-#define SH_PREFIX held_hash
-#define SH_ELEMENT_TYPE HeldSlot
-#define SH_KEY_TYPE IdemHeld *
-#define SH_KEY held
+/* For a lookup, an OwnClaim with nothing but a key is enough. */
+#define SH_PREFIX claim_hash
+#define SH_ELEMENT_TYPE OwnClaimSlot
+#define SH_KEY_TYPE OwnClaim *
+#define SH_KEY claim
 #define SH_HASH_KEY(tb, element) idem_key_hash(&(element)->key)
 #define SH_EQUAL(tb, a, b) idem_key_equal(&(a)->key, &(b)->key)
 #define SH_STORE_HASH
@@ -71,23 +71,23 @@ typedef struct HeldSlot
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-static MemoryContext held_context = NULL;
-static held_hash_hash *held_by_key; /* NULL: not needed yet */
-static dlist_head held_keys;
-static dlist_head settled_keys;
+static MemoryContext claims_context = NULL;
+static claim_hash_hash *claims_by_key; /* NULL: not needed yet */
+static dlist_head own_claims;
+static dlist_head settled_claims;
 static int64 unsettled_count;
 static AnswerLevel *answers;
 
 static void
 start_transaction(void)
 {
-	if (held_context != NULL)
+	if (claims_context != NULL)
 		return;
-	held_context = GenerationContextCreate(TopTransactionContext, "idem claims",
+	claims_context = GenerationContextCreate(TopTransactionContext, "idem claims",
 										   ALLOCSET_DEFAULT_SIZES);
-	held_by_key = NULL;
-	dlist_init(&held_keys);
-	dlist_init(&settled_keys);
+	claims_by_key = NULL;
+	dlist_init(&own_claims);
+	dlist_init(&settled_claims);
 	unsettled_count = 0;
 	answers = NULL;
 }
@@ -101,7 +101,7 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
 			/* The memory goes with TopTransactionContext. */
-			held_context = NULL;
+			claims_context = NULL;
 			break;
 		default:
 			break;
@@ -109,9 +109,9 @@ end_transaction(XactEvent event, void *arg)
 }
 
 static bool
-is_unsettled(const IdemHeld *held)
+is_unsettled(const OwnClaim *claim)
 {
-	return held->settled_in == InvalidSubTransactionId && !held->is_superseded;
+	return claim->settled_in == InvalidSubTransactionId && !claim->is_superseded;
 }
 
 /*
@@ -120,37 +120,37 @@ is_unsettled(const IdemHeld *held)
  * counts again only if the new claim is rolled back.
  */
 static void
-index_held(held_hash_hash *table, IdemHeld *held)
+index_claim(claim_hash_hash *table, OwnClaim *claim)
 {
 	bool		found;
-	HeldSlot   *slot = held_hash_insert(table, held, &found);
+	OwnClaimSlot   *slot = claim_hash_insert(table, claim, &found);
 
 	if (found)
 	{
-		held->shadowed = slot->held;
-		if (is_unsettled(slot->held))
+		claim->shadowed = slot->claim;
+		if (is_unsettled(slot->claim))
 		{
-			slot->held->is_superseded = true;
+			slot->claim->is_superseded = true;
 			unsettled_count--;
 		}
 	}
-	slot->held = held;
+	slot->claim = claim;
 }
 
 /* After an error, a table that lacks keys must not be used: it is set when it is complete.  What
  * is noted in the entries by then is right, and is noted once: the next try finds it so. */
 static void
-index_all_held(void)
+index_all_claims(void)
 {
 	dlist_iter	iter;
-	held_hash_hash *table;
+	claim_hash_hash *table;
 
-	if (held_by_key != NULL)
+	if (claims_by_key != NULL)
 		return;
-	table = held_hash_create(held_context, 64, NULL);
-	dlist_foreach(iter, &held_keys)
-		index_held(table, dlist_container(IdemHeld, claim_node, iter.cur));
-	held_by_key = table;
+	table = claim_hash_create(claims_context, 64, NULL);
+	dlist_foreach(iter, &own_claims)
+		index_claim(table, dlist_container(OwnClaim, claim_node, iter.cur));
+	claims_by_key = table;
 }
 
 /* A claim does not look for an earlier entry of its key.  Where the count of unsettled keys
@@ -158,8 +158,8 @@ index_all_held(void)
 static void
 supersede(void)
 {
-	if (held_context != NULL && unsettled_count > 1)
-		index_all_held();
+	if (claims_context != NULL && unsettled_count > 1)
+		index_all_claims();
 }
 
 /*
@@ -167,46 +167,46 @@ supersede(void)
  * needed: making it in every transaction costs 5 % in figure 1 of the benchmark (fresh
  * claims) and 4 % in figure 3 (claim and complete).
  */
-static IdemHeld *
-find_held(const IdemKey *key)
+static OwnClaim *
+find_claim(const IdemKey *key)
 {
-	IdemHeld	probe = {.key = *key};
-	IdemHeld   *latest;
-	HeldSlot   *slot;
+	OwnClaim	probe = {.key = *key};
+	OwnClaim   *latest;
+	OwnClaimSlot   *slot;
 
-	if (held_context == NULL || dlist_is_empty(&held_keys))
+	if (claims_context == NULL || dlist_is_empty(&own_claims))
 		return NULL;
-	latest = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+	latest = dlist_tail_element(OwnClaim, claim_node, &own_claims);
 	if (idem_key_equal(&latest->key, key))
 		return latest;
 
-	index_all_held();
-	slot = held_hash_lookup(held_by_key, &probe);
-	return slot != NULL ? slot->held : NULL;
+	index_all_claims();
+	slot = claim_hash_lookup(claims_by_key, &probe);
+	return slot != NULL ? slot->claim : NULL;
 }
 
 static void
-remove_held(IdemHeld *held)
+remove_claim(OwnClaim *claim)
 {
 	for (AnswerLevel *level = answers; level != NULL; level = level->below)
-		if (level->held == held)
-			level->held = NULL;
+		if (level->claim == claim)
+			level->claim = NULL;
 	/* The entry that superseded it is younger: it was removed first. */
-	Assert(!held->is_superseded);
+	Assert(!claim->is_superseded);
 	/* A rollback has undone its settling first. */
-	Assert(is_unsettled(held));
+	Assert(is_unsettled(claim));
 	unsettled_count--;
-	dlist_delete(&held->claim_node);
-	if (held_by_key != NULL && held->shadowed != NULL)
-		held_hash_lookup(held_by_key, held)->held = held->shadowed;
-	else if (held_by_key != NULL)
-		held_hash_delete(held_by_key, held);
-	if (held->shadowed != NULL && held->shadowed->is_superseded)
+	dlist_delete(&claim->claim_node);
+	if (claims_by_key != NULL && claim->shadowed != NULL)
+		claim_hash_lookup(claims_by_key, claim)->claim = claim->shadowed;
+	else if (claims_by_key != NULL)
+		claim_hash_delete(claims_by_key, claim);
+	if (claim->shadowed != NULL && claim->shadowed->is_superseded)
 	{
-		held->shadowed->is_superseded = false;
+		claim->shadowed->is_superseded = false;
 		unsettled_count++;
 	}
-	pfree(held);
+	pfree(claim);
 }
 
 static void
@@ -226,25 +226,25 @@ undo_subtransaction(SubTransactionId aborted)
 	while (answers != NULL && answers->given_in >= aborted)
 		pop_answer();
 
-	while (!dlist_is_empty(&settled_keys))
+	while (!dlist_is_empty(&settled_claims))
 	{
-		IdemHeld   *held = dlist_tail_element(IdemHeld, settle_node,
-											  &settled_keys);
+		OwnClaim   *claim = dlist_tail_element(OwnClaim, settle_node,
+											  &settled_claims);
 
-		if (held->settled_in < aborted)
+		if (claim->settled_in < aborted)
 			break;
-		dlist_delete(&held->settle_node);
-		held->settled_in = InvalidSubTransactionId;
+		dlist_delete(&claim->settle_node);
+		claim->settled_in = InvalidSubTransactionId;
 		unsettled_count++;
 	}
 
-	while (!dlist_is_empty(&held_keys))
+	while (!dlist_is_empty(&own_claims))
 	{
-		IdemHeld   *held = dlist_tail_element(IdemHeld, claim_node, &held_keys);
+		OwnClaim   *claim = dlist_tail_element(OwnClaim, claim_node, &own_claims);
 
-		if (held->claimed_in < aborted)
+		if (claim->claimed_in < aborted)
 			break;
-		remove_held(held);
+		remove_claim(claim);
 	}
 }
 
@@ -272,7 +272,7 @@ static void
 end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
-	if (held_context == NULL)
+	if (claims_context == NULL)
 		return;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 		undo_subtransaction(mine);
@@ -281,7 +281,7 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 }
 
 void
-idem_held_init(void)
+idem_own_claims_init(void)
 {
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
@@ -297,24 +297,24 @@ append_text(char **end, const text *source)
 	return copy;
 }
 
-static IdemHeld *
-make_held(const IdemKey *key)
+static OwnClaim *
+make_claim(const IdemKey *key)
 {
-	Size		bytes = MAXALIGN(sizeof(IdemHeld)) +
+	Size		bytes = MAXALIGN(sizeof(OwnClaim)) +
 		INTALIGN(VARSIZE_ANY(key->scope)) +
 		INTALIGN(VARSIZE_ANY(key->user_id)) +
 		INTALIGN(VARSIZE_ANY(key->request_id));
-	IdemHeld   *held = MemoryContextAlloc(held_context, bytes);
-	char	   *end = (char *) held + MAXALIGN(sizeof(IdemHeld));
+	OwnClaim   *claim = MemoryContextAlloc(claims_context, bytes);
+	char	   *end = (char *) claim + MAXALIGN(sizeof(OwnClaim));
 
-	held->key.scope = append_text(&end, key->scope);
-	held->key.user_id = append_text(&end, key->user_id);
-	held->key.request_id = append_text(&end, key->request_id);
-	held->claimed_in = GetCurrentSubTransactionId();
-	held->settled_in = InvalidSubTransactionId;
-	held->shadowed = NULL;
-	held->is_superseded = false;
-	return held;
+	claim->key.scope = append_text(&end, key->scope);
+	claim->key.user_id = append_text(&end, key->user_id);
+	claim->key.request_id = append_text(&end, key->request_id);
+	claim->claimed_in = GetCurrentSubTransactionId();
+	claim->settled_in = InvalidSubTransactionId;
+	claim->shadowed = NULL;
+	claim->is_superseded = false;
+	return claim;
 }
 
 static void
@@ -325,7 +325,7 @@ set_result(AnswerLevel *level, const Jsonb *result)
 	level->latest.result = NULL;
 	if (result != NULL)
 	{
-		level->latest.result = MemoryContextAlloc(held_context, VARSIZE(result));
+		level->latest.result = MemoryContextAlloc(claims_context, VARSIZE(result));
 		memcpy(level->latest.result, result, VARSIZE(result));
 	}
 }
@@ -339,7 +339,7 @@ current_level(void)
 	Assert(answers == NULL || answers->given_in <= mine);
 	if (answers == NULL || answers->given_in != mine)
 	{
-		AnswerLevel *level = MemoryContextAllocZero(held_context,
+		AnswerLevel *level = MemoryContextAllocZero(claims_context,
 													sizeof(AnswerLevel));
 
 		level->below = answers;
@@ -356,28 +356,28 @@ current_statement(void)
 }
 
 void
-idem_held_note_claimed(const IdemKey *key, const FmgrInfo *place)
+idem_own_note_claimed(const IdemKey *key, const FmgrInfo *place)
 {
 	AnswerLevel *level;
-	IdemHeld   *held;
+	OwnClaim   *claim;
 
 	start_transaction();
-	held = make_held(key);
-	held->place = place;
-	held->statement = current_statement();
-	if (held_by_key != NULL)
-		index_held(held_by_key, held);
-	dlist_push_tail(&held_keys, &held->claim_node);
+	claim = make_claim(key);
+	claim->place = place;
+	claim->statement = current_statement();
+	if (claims_by_key != NULL)
+		index_claim(claims_by_key, claim);
+	dlist_push_tail(&own_claims, &claim->claim_node);
 	unsettled_count++;
 
 	level = current_level();
-	level->held = held;
+	level->claim = claim;
 	level->latest.outcome = IDEM_CLAIMED;
 	set_result(level, NULL);
 }
 
 void
-idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
+idem_own_note_answer(const IdemKey *key, IdemOutcome outcome,
 					  const Jsonb *result, bool ours)
 {
 	AnswerLevel *level;
@@ -385,7 +385,7 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 	Assert(outcome != IDEM_INVALID);
 	start_transaction();
 	level = current_level();
-	level->held = ours ? find_held(key) : NULL;
+	level->claim = ours ? find_claim(key) : NULL;
 	level->latest.outcome = outcome;
 	set_result(level, result);
 }
@@ -393,16 +393,16 @@ idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
 /* If the latest claim call asked for this key, the short idem_result() now returns the
  * result. */
 static void
-note_settled_answer(IdemHeld *held, const Jsonb *result)
+note_settled_answer(OwnClaim *claim, const Jsonb *result)
 {
 	IdemOutcome outcome;
 	AnswerLevel *level;
 
-	if (answers == NULL || answers->held != held)
+	if (answers == NULL || answers->claim != claim)
 		return;
 	outcome = answers->latest.outcome;
 	level = current_level();
-	level->held = held;
+	level->claim = claim;
 	level->latest.outcome = outcome;
 	set_result(level, result);
 }
@@ -414,44 +414,44 @@ note_settled_answer(IdemHeld *held, const Jsonb *result)
  * again, and is settled in the same way.
  */
 void
-idem_held_note_settled(const IdemKey *key, const Jsonb *result)
+idem_own_note_settled(const IdemKey *key, const Jsonb *result)
 {
-	IdemHeld   *held;
-	IdemHeld   *superseded;
+	OwnClaim   *claim;
+	OwnClaim   *superseded;
 
 	supersede();
 	/* key is not used after the first entry is removed: it can be that entry's own. */
-	for (held = find_held(key); held != NULL && is_unsettled(held);
-		 held = superseded)
+	for (claim = find_claim(key); claim != NULL && is_unsettled(claim);
+		 claim = superseded)
 	{
-		superseded = held->shadowed;
-		note_settled_answer(held, result);
-		if (held->claimed_in == GetCurrentSubTransactionId())
-			remove_held(held);
+		superseded = claim->shadowed;
+		note_settled_answer(claim, result);
+		if (claim->claimed_in == GetCurrentSubTransactionId())
+			remove_claim(claim);
 		else
 		{
-			held->settled_in = GetCurrentSubTransactionId();
-			dlist_push_tail(&settled_keys, &held->settle_node);
+			claim->settled_in = GetCurrentSubTransactionId();
+			dlist_push_tail(&settled_claims, &claim->settle_node);
 			unsettled_count--;
 		}
 	}
 }
 
 bool
-idem_held_is_unsettled(const IdemKey *key)
+idem_own_is_unsettled(const IdemKey *key)
 {
-	IdemHeld   *held = find_held(key);
+	OwnClaim   *claim = find_claim(key);
 
-	return held != NULL && is_unsettled(held);
+	return claim != NULL && is_unsettled(claim);
 }
 
 bool
-idem_held_is_claimed_elsewhere(const IdemKey *key, const FmgrInfo *place)
+idem_own_is_claimed_elsewhere(const IdemKey *key, const FmgrInfo *place)
 {
-	IdemHeld   *held = find_held(key);
+	OwnClaim   *claim = find_claim(key);
 
-	return held != NULL && is_unsettled(held) && held->place != place &&
-		held->statement == current_statement();
+	return claim != NULL && is_unsettled(claim) && claim->place != place &&
+		claim->statement == current_statement();
 }
 
 static char *
@@ -462,11 +462,11 @@ name_unsettled(void)
 	int			nnamed = 0;
 
 	initStringInfo(&names);
-	dlist_foreach(iter, &held_keys)
+	dlist_foreach(iter, &own_claims)
 	{
-		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+		OwnClaim   *claim = dlist_container(OwnClaim, claim_node, iter.cur);
 
-		if (!is_unsettled(held))
+		if (!is_unsettled(claim))
 			continue;
 		if (nnamed++ == NAMED_KEYS_MAX)
 		{
@@ -475,18 +475,18 @@ name_unsettled(void)
 		}
 		if (names.len > 0)
 			appendStringInfoString(&names, "; ");
-		appendStringInfoString(&names, idem_key_to_string(&held->key));
+		appendStringInfoString(&names, idem_key_to_string(&claim->key));
 	}
 	return names.data;
 }
 
 const IdemKey *
-idem_held_only_unsettled(const char *command)
+idem_own_only_unsettled(const char *command)
 {
 	dlist_iter	iter;
 
 	supersede();
-	if (held_context == NULL || unsettled_count == 0)
+	if (claims_context == NULL || unsettled_count == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("%s: no unsettled request in this transaction",
@@ -502,18 +502,18 @@ idem_held_only_unsettled(const char *command)
 				 errhint("Name the one that is meant: pass user_id, request_id and scope.")));
 
 	/* Mostly the last one */
-	dlist_reverse_foreach(iter, &held_keys)
+	dlist_reverse_foreach(iter, &own_claims)
 	{
-		IdemHeld   *held = dlist_container(IdemHeld, claim_node, iter.cur);
+		OwnClaim   *claim = dlist_container(OwnClaim, claim_node, iter.cur);
 
-		if (is_unsettled(held))
-			return &held->key;
+		if (is_unsettled(claim))
+			return &claim->key;
 	}
 	pg_unreachable();
 }
 
 const IdemLatest *
-idem_held_latest(void)
+idem_own_latest_answer(void)
 {
-	return held_context != NULL && answers != NULL ? &answers->latest : NULL;
+	return claims_context != NULL && answers != NULL ? &answers->latest : NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * holder.c
+ * find_row.c
  *	  The row of a holder, found and checked: what claim.c, settle.c and lease.c share.
  *
  * Only the row tells who holds a key; memory and the clock do not:
@@ -18,7 +18,7 @@
 #include "utils/timestamp.h"
 
 #include "sqlstate.h"
-#include "protocol/holder.h"
+#include "protocol/find_row.h"
 #include "protocol/raise.h"
 #include "shared/stats.h"
 #include "store/duration.h"
@@ -130,80 +130,80 @@ idem_outcome_of_passed(const IdemDeadline *deadline)
 
 bool
 idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
-					   const IdemDeadline *deadline, IdemBlocker *blocker)
+					   const IdemDeadline *deadline, IdemBlockedBy *blocked_by)
 {
 	TransactionId locker = idem_store_row_locker(&found->ref);
 
-	*blocker = IDEM_BLOCKED_BY_TRANSACTION(locker);
+	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(locker);
 	return !TransactionIdIsValid(locker) ||
 		idem_wait_for_transaction(key, locker, 0, deadline);
 }
 
 void
-idem_wait_for_row_or_raise(IdemHolder *holder)
+idem_wait_for_row_or_raise(IdemRowCall *call)
 {
-	IdemBlocker blocker;
+	IdemBlockedBy blocked_by;
 
-	if (!idem_wait_for_row_lock(&holder->key, &holder->found,
-								&holder->deadline, &blocker))
-		idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
-						   &holder->key, &blocker);
+	if (!idem_wait_for_row_lock(&call->key, &call->found,
+								&call->deadline, &blocked_by))
+		idem_raise_outcome(idem_outcome_of_passed(&call->deadline),
+						   &call->key, &blocked_by);
 }
 
 static void
-wait_for_writer_or_raise(IdemHolder *holder)
+wait_for_writer_or_raise(IdemRowCall *call)
 {
-	IdemBlocker blocker = IDEM_BLOCKED_BY_TRANSACTION(holder->found.xid);
+	IdemBlockedBy blocked_by = IDEM_BLOCKED_BY_TRANSACTION(call->found.xid);
 
-	if (idem_wait_for_transaction(&holder->key, holder->found.xid,
-								  holder->found.speculative,
-								  &holder->deadline))
+	if (idem_wait_for_transaction(&call->key, call->found.xid,
+								  call->found.speculative,
+								  &call->deadline))
 		return;
-	idem_store_note_read(&holder->key);
-	idem_raise_outcome(idem_outcome_of_passed(&holder->deadline),
-					   &holder->key, &blocker);
+	idem_store_note_read(&call->key);
+	idem_raise_outcome(idem_outcome_of_passed(&call->deadline),
+					   &call->key, &blocked_by);
 }
 
 bool
-idem_find_row(IdemHolder *holder)
+idem_find_row(IdemRowCall *call)
 {
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		switch (idem_store_probe(&holder->key, false, &holder->found))
+		switch (idem_store_probe(&call->key, false, &call->found))
 		{
 			case IDEM_PROBE_PRESENT:
 				return true;
 			case IDEM_PROBE_GUESSED_ABSENT:
 			case IDEM_PROBE_ABSENT:
-				if (idem_store_is_absent(&holder->key))
+				if (idem_store_is_absent(&call->key))
 					return false;
 				break;
 			case IDEM_PROBE_INSERTING:
 			case IDEM_PROBE_UPDATING:
 			case IDEM_PROBE_DELETING:
-				wait_for_writer_or_raise(holder);
+				wait_for_writer_or_raise(call);
 				break;
 		}
 	}
 }
 
 void
-idem_find_row_of_holder(IdemHolder *holder)
+idem_find_row_of_holder(IdemRowCall *call)
 {
-	Assert(holder->token >= 0);
-	if (holder->token == 0)
+	Assert(call->token >= 0);
+	if (call->token == 0)
 	{
 		/* A row that another transaction is writing is not ours: no need to wait for it. */
-		if (!idem_store_find_ours(&holder->key, &holder->found))
-			idem_raise_lost(&holder->key,
+		if (!idem_store_find_ours(&call->key, &call->found))
+			idem_raise_lost(&call->key,
 							"request is not held by this transaction",
 							"Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.");
 	}
-	else if (!idem_find_row(holder))
-		idem_raise_no_request(&holder->key);
-	else if (holder->found.row.token != holder->token)
-		idem_raise_lost_lease(&holder->key);
+	else if (!idem_find_row(call))
+		idem_raise_no_request(&call->key);
+	else if (call->found.row.token != call->token)
+		idem_raise_lost_lease(&call->key);
 }
 
 void

@@ -1,5 +1,5 @@
 /*
- * blocker.c
+ * blocked_by.c
  *	  Who has what a call waited for, from the server's own lists of transactions.
  *
  * A transaction can end, and its process can begin another one, while we look.  So ask whether
@@ -25,7 +25,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "protocol/blocker.h"
+#include "protocol/blocked_by.h"
 
 /* Columns of pg_prepared_xact() */
 enum
@@ -138,21 +138,21 @@ transaction_to_string(TransactionId xid)
 }
 
 char *
-idem_blocker_to_string(const IdemBlocker *blocker)
+idem_blocked_by_to_string(const IdemBlockedBy *blocked_by)
 {
-	switch (blocker->kind)
+	switch (blocked_by->kind)
 	{
-		case IDEM_BLOCKER_NONE:
+		case IDEM_BY_NONE:
 			return NULL;
-		case IDEM_BLOCKER_TRANSACTION:
-			return transaction_to_string(blocker->xid);
-		case IDEM_BLOCKER_LEASE:
+		case IDEM_BY_TRANSACTION:
+			return transaction_to_string(blocked_by->xid);
+		case IDEM_BY_LEASE:
 			/* The lease does not end before the time that is told. */
 			return psprintf("A lease holds it until %s.",
-							time_to_string(blocker->lease_until, true));
-		case IDEM_BLOCKER_POLICY:
+							time_to_string(blocked_by->lease_until, true));
+		case IDEM_BY_POLICY:
 			return pstrdup("A transaction that changes idem_scopes holds it up.");
-		case IDEM_BLOCKER_DDL:
+		case IDEM_BY_DDL:
 			return pstrdup("A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.");
 	}
 	pg_unreachable();

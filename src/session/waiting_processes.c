@@ -1,5 +1,5 @@
 /*
- * waiters.c
+ * waiting_processes.c
  *	  Which keys processes wait for, in shared memory.
  *
  * Each process has a slot of its own, which it fills before it sleeps and empties after
@@ -19,12 +19,12 @@
 #include "storage/spin.h"
 
 #include "compat.h"
-#include "session/waiters.h"
+#include "session/waiting_processes.h"
 #include "shared/memory.h"
 
 #define KEY_PARTS 3
 
-typedef struct WaiterSlot
+typedef struct WaitingSlot
 {
 	slock_t		mutex;
 	Oid			database;		/* InvalidOid: it does not wait */
@@ -32,24 +32,24 @@ typedef struct WaiterSlot
 	TransactionId xid;
 	uint8		bytes[KEY_PARTS];	/* lengths of scope, user and request, which follow */
 	char		key[KEY_PARTS * IDEM_KEY_PART_BYTES_MAX];
-} WaiterSlot;
+} WaitingSlot;
 
 StaticAssertDecl(IDEM_KEY_PART_BYTES_MAX <= PG_UINT8_MAX,
 				 "the length of a part of a key must fit into a byte");
 
-static WaiterSlot *slots = NULL;	/* after idem_shared_use() */
+static WaitingSlot *slots = NULL;	/* after idem_shared_use() */
 static bool waits = false;
 
 void
-idem_waiter_begin(const IdemKey *key, TransactionId xid)
+idem_waiting_begin(const IdemKey *key, TransactionId xid)
 {
 	const text *parts[KEY_PARTS] = {key->scope, key->user_id, key->request_id};
-	WaiterSlot	fresh = {
+	WaitingSlot	fresh = {
 		.database = MyDatabaseId,
 		.pid = MyProcPid,
 		.xid = xid
 	};
-	WaiterSlot *slot;
+	WaitingSlot *slot;
 	char	   *end = fresh.key;
 
 	if (!idem_shared_use())
@@ -62,17 +62,17 @@ idem_waiter_begin(const IdemKey *key, TransactionId xid)
 	}
 	slot = &slots[idem_process_number()];
 	SpinLockAcquire(&slot->mutex);
-	memcpy((char *) slot + offsetof(WaiterSlot, database),
-		   (char *) &fresh + offsetof(WaiterSlot, database),
-		   sizeof(WaiterSlot) - offsetof(WaiterSlot, database));
+	memcpy((char *) slot + offsetof(WaitingSlot, database),
+		   (char *) &fresh + offsetof(WaitingSlot, database),
+		   sizeof(WaitingSlot) - offsetof(WaitingSlot, database));
 	SpinLockRelease(&slot->mutex);
 	waits = true;
 }
 
 void
-idem_waiter_end(void)
+idem_waiting_end(void)
 {
-	WaiterSlot *slot;
+	WaitingSlot *slot;
 
 	if (!waits)
 		return;
@@ -95,19 +95,19 @@ copy_part(const char **start, int bytes)
 }
 
 int
-idem_waiters(IdemWaiter **waiters)
+idem_waiting_processes(IdemWaitingProcess **waiters)
 {
 	int			n = 0;
 
 	if (idem_shared_state == IDEM_SHARED_NONE)
 		return -1;
 	idem_shared_require("know who waits");
-	*waiters = palloc(MaxBackends * sizeof(IdemWaiter));
+	*waiters = palloc(MaxBackends * sizeof(IdemWaitingProcess));
 	for (int i = 0; i < MaxBackends; i++)
 	{
-		WaiterSlot	copy;
+		WaitingSlot	copy;
 		const char *start = copy.key;
-		IdemWaiter *waiter = &(*waiters)[n];
+		IdemWaitingProcess *waiter = &(*waiters)[n];
 
 		SpinLockAcquire(&slots[i].mutex);
 		memcpy(&copy, &slots[i], sizeof(copy));
@@ -128,7 +128,7 @@ static void
 end_transaction(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_ABORT)
-		idem_waiter_end();
+		idem_waiting_end();
 }
 
 static void
@@ -136,19 +136,19 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 				   SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		idem_waiter_end();
+		idem_waiting_end();
 }
 
 static Size
 slots_size(void)
 {
-	return MaxBackends * sizeof(WaiterSlot);
+	return MaxBackends * sizeof(WaitingSlot);
 }
 
 static void
 init_slots(void *memory, int tranche)
 {
-	WaiterSlot *fresh = memory;
+	WaitingSlot *fresh = memory;
 
 	for (int i = 0; i < MaxBackends; i++)
 	{
@@ -164,7 +164,7 @@ use_slots(void *memory)
 }
 
 void
-idem_waiters_init(void)
+idem_waiting_init(void)
 {
 	static const IdemSharedPart part = {
 		.size = slots_size,

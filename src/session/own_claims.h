@@ -1,9 +1,9 @@
 /*
- * held.h
+ * own_claims.h
  *	  What this transaction has claimed so far.
  */
-#ifndef IDEM_SESSION_HELD_H
-#define IDEM_SESSION_HELD_H
+#ifndef IDEM_SESSION_OWN_CLAIMS_H
+#define IDEM_SESSION_OWN_CLAIMS_H
 
 #include "fmgr.h"
 #include "utils/jsonb.h"
@@ -18,23 +18,23 @@ typedef struct IdemLatest
 	Jsonb	   *result;			/* NULL: none */
 } IdemLatest;
 
-extern void idem_held_init(void);
+extern void idem_own_claims_init(void);
 
 /*
  * Record the answer of a claim call.  The first: this transaction has claimed the key.  The
  * second: any other outcome, or "claimed" for a key that was settled since; ours: this
  * transaction already held the key.  Both copy what they keep.  place: see below.
  */
-extern void idem_held_note_claimed(const IdemKey *key, const FmgrInfo *place);
-extern void idem_held_note_answer(const IdemKey *key, IdemOutcome outcome,
+extern void idem_own_note_claimed(const IdemKey *key, const FmgrInfo *place);
+extern void idem_own_note_answer(const IdemKey *key, IdemOutcome outcome,
 								  const Jsonb *result, bool ours);
 
 /* Records that the key was settled with the result, or, with NULL, that its row was
  * dropped. */
-extern void idem_held_note_settled(const IdemKey *key, const Jsonb *result);
+extern void idem_own_note_settled(const IdemKey *key, const Jsonb *result);
 
 /* Whether this transaction claimed the key and has not settled it */
-extern bool idem_held_is_unsettled(const IdemKey *key);
+extern bool idem_own_is_unsettled(const IdemKey *key);
 
 /*
  * Whether the statement that now runs has claimed the key from another place in it, and has not
@@ -45,13 +45,13 @@ extern bool idem_held_is_unsettled(const IdemKey *key);
  * another statement, and so do the statements of a STABLE function: then a second claim is
  * refused that would have been answered "completed".
  */
-extern bool idem_held_is_claimed_elsewhere(const IdemKey *key,
+extern bool idem_own_is_claimed_elsewhere(const IdemKey *key,
 										   const FmgrInfo *place);
 
 /* The key of the only unsettled claim.  Raises 55000 if there is none, or more than one. */
-extern const IdemKey *idem_held_only_unsettled(const char *command);
+extern const IdemKey *idem_own_only_unsettled(const char *command);
 
 /* NULL: no claim call in this transaction */
-extern const IdemLatest *idem_held_latest(void);
+extern const IdemLatest *idem_own_latest_answer(void);
 
-#endif							/* IDEM_SESSION_HELD_H */
+#endif							/* IDEM_SESSION_OWN_CLAIMS_H */

@@ -1,39 +1,39 @@
 /*
- * blocker.h
+ * blocked_by.h
  *	  Who has what a call waited for.
  */
-#ifndef IDEM_PROTOCOL_BLOCKER_H
-#define IDEM_PROTOCOL_BLOCKER_H
+#ifndef IDEM_PROTOCOL_BLOCKED_BY_H
+#define IDEM_PROTOCOL_BLOCKED_BY_H
 
 #include "datatype/timestamp.h"
 
-typedef enum IdemBlockerKind
+typedef enum IdemBlockedByKind
 {
-	IDEM_BLOCKER_NONE,
-	IDEM_BLOCKER_TRANSACTION,
-	IDEM_BLOCKER_LEASE,
-	IDEM_BLOCKER_POLICY,		/* a change of idem_scopes */
-	IDEM_BLOCKER_DDL			/* of an index of idem_claims, or of idem_token_seq */
-} IdemBlockerKind;
+	IDEM_BY_NONE,
+	IDEM_BY_TRANSACTION,
+	IDEM_BY_LEASE,
+	IDEM_BY_POLICY,		/* a change of idem_scopes */
+	IDEM_BY_DDL			/* of an index of idem_claims, or of idem_token_seq */
+} IdemBlockedByKind;
 
-typedef struct IdemBlocker
+typedef struct IdemBlockedBy
 {
-	IdemBlockerKind kind;
+	IdemBlockedByKind kind;
 	TransactionId xid;			/* of a transaction, or of its subtransaction */
 	TimestampTz lease_until;	/* of a lease */
-} IdemBlocker;
+} IdemBlockedBy;
 
 #define IDEM_BLOCKED_BY_TRANSACTION(x) \
-	((IdemBlocker) {.kind = IDEM_BLOCKER_TRANSACTION, .xid = (x)})
+	((IdemBlockedBy) {.kind = IDEM_BY_TRANSACTION, .xid = (x)})
 #define IDEM_BLOCKED_BY_LEASE(until) \
-	((IdemBlocker) {.kind = IDEM_BLOCKER_LEASE, .lease_until = (until)})
+	((IdemBlockedBy) {.kind = IDEM_BY_LEASE, .lease_until = (until)})
 #define IDEM_BLOCKED_BY_POLICY \
-	((IdemBlocker) {.kind = IDEM_BLOCKER_POLICY})
+	((IdemBlockedBy) {.kind = IDEM_BY_POLICY})
 #define IDEM_BLOCKED_BY_DDL \
-	((IdemBlocker) {.kind = IDEM_BLOCKER_DDL})
+	((IdemBlockedBy) {.kind = IDEM_BY_DDL})
 
 /* A sentence for a DETAIL, palloc'd; NULL: there is no blocker */
-extern char *idem_blocker_to_string(const IdemBlocker *blocker);
+extern char *idem_blocked_by_to_string(const IdemBlockedBy *blocked_by);
 
 /* Who runs a transaction.  In a prepared one nobody does: it has a gid, and no pid. */
 typedef struct IdemRunner
@@ -50,4 +50,4 @@ typedef struct IdemRunner
  */
 extern bool idem_find_runner(TransactionId xid, IdemRunner *runner);
 
-#endif							/* IDEM_PROTOCOL_BLOCKER_H */
+#endif							/* IDEM_PROTOCOL_BLOCKED_BY_H */

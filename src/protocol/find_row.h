@@ -1,26 +1,26 @@
 /*
- * holder.h
+ * find_row.h
  *	  What claim.c, settle.c and lease.c share: the arguments of a holder, its row, and
  *	  the errors of a caller that does not hold the key.
  */
-#ifndef IDEM_PROTOCOL_HOLDER_H
-#define IDEM_PROTOCOL_HOLDER_H
+#ifndef IDEM_PROTOCOL_FIND_ROW_H
+#define IDEM_PROTOCOL_FIND_ROW_H
 
 #include "fmgr.h"
 
-#include "protocol/blocker.h"
+#include "protocol/blocked_by.h"
 #include "session/wait.h"
 #include "store/policy.h"
 #include "store/store.h"
 
 /* A call that acts on the row of a key */
-typedef struct IdemHolder
+typedef struct IdemRowCall
 {
 	IdemKey		key;
 	int64		token;			/* of the lease; 0: none given */
 	IdemDeadline deadline;
 	IdemFound	found;			/* the row, once it is found */
-} IdemHolder;
+} IdemRowCall;
 
 /* The token argument; NULL: 0.  Raises ID400 unless positive. */
 extern int64 idem_token_from_arg(FunctionCallInfo fcinfo, int arg);
@@ -42,24 +42,24 @@ extern void idem_check_size(const IdemKey *key, const IdemPolicy *policy,
  * Finds the row of the key.  Waits until no other transaction is inserting, updating or
  * deleting it; raises ID503 or ID409 when the deadline passes.  False: there is no row.
  */
-extern bool idem_find_row(IdemHolder *holder);
+extern bool idem_find_row(IdemRowCall *call);
 
 /*
  * The same, for the row of the latest holder: with a token, the row that has this token;
  * without one, the row that this transaction wrote.  Raises ID410 for any other row, and
  * where there is none.
  */
-extern void idem_find_row_of_holder(IdemHolder *holder);
+extern void idem_find_row_of_holder(IdemRowCall *call);
 
 /*
  * Waits until no other transaction has the row that was found locked.  The first one
- * returns false when the deadline passes, and sets the blocker; the second one raises ID503
+ * returns false when the deadline passes, and sets the blocked_by; the second one raises ID503
  * or ID409.
  */
 extern bool idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
 								   const IdemDeadline *deadline,
-								   IdemBlocker *blocker);
-extern void idem_wait_for_row_or_raise(IdemHolder *holder);
+								   IdemBlockedBy *blocked_by);
+extern void idem_wait_for_row_or_raise(IdemRowCall *call);
 
 /* The outcome of a call whose deadline passed: in_progress where the caller did not want
  * to wait, else timed_out */
@@ -81,4 +81,4 @@ extern void idem_raise_no_request(const IdemKey *key);
  */
 extern void idem_commit_lease(const IdemKey *key);
 
-#endif							/* IDEM_PROTOCOL_HOLDER_H */
+#endif							/* IDEM_PROTOCOL_FIND_ROW_H */
