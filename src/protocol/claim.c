@@ -355,8 +355,7 @@ take_policy(IdemClaimCall *call)
 		if (call->has_stepped_back)
 			idem_store_reopen();
 		call->has_stepped_back = false;
-		call->policy = idem_policy(call->key.scope);
-		idem_policy_check_scope(&call->policy, call->key.scope);
+		call->policy = idem_policy_to_claim(call->key.scope);
 		call->has_policy = true;
 	}
 	if (!read_key_time(call))

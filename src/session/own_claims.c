@@ -95,17 +95,10 @@ start_transaction(void)
 static void
 end_transaction(XactEvent event, void *arg)
 {
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_ABORT:
-		case XACT_EVENT_PREPARE:
-			/* The memory goes with TopTransactionContext. */
-			claims_context = NULL;
-			break;
-		default:
-			break;
-	}
+	/* The memory goes with TopTransactionContext. */
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+		claims_context = NULL;
 }
 
 static bool

@@ -427,21 +427,13 @@ end_transaction(XactEvent event, void *arg)
 {
 	int			channel = -1;
 
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			/* If the savepoint that settled was rolled back, this wakes them for nothing. */
-			while ((channel = bms_next_member(wake_channels, channel)) >= 0)
-				ConditionVariableBroadcast(&lease_channels[channel]);
-			wake_channels = NULL;
-			break;
-		case XACT_EVENT_ABORT:
-		case XACT_EVENT_PREPARE:
-			wake_channels = NULL;
-			break;
-		default:
-			break;
-	}
+	/* If the savepoint that settled was rolled back, this wakes them for nothing. */
+	while (event == XACT_EVENT_COMMIT &&
+		   (channel = bms_next_member(wake_channels, channel)) >= 0)
+		ConditionVariableBroadcast(&lease_channels[channel]);
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT ||
+		event == XACT_EVENT_PREPARE)
+		wake_channels = NULL;
 }
 
 /* ----- shared memory ----- */

@@ -346,12 +346,15 @@ idem_policy(const text *scope)
 	return with_settings(policy);
 }
 
-void
-idem_policy_check_scope(const IdemPolicy *policy, const text *scope)
+IdemPolicy
+idem_policy_to_claim(const text *scope)
 {
+	IdemPolicy	policy = idem_policy(scope);
+
 	if (unlikely(idem_claimable_scopes == IDEM_SCOPES_DECLARED &&
-				 !policy->is_declared))
+				 !policy.is_declared))
 		idem_raise_undeclared_scope(scope);
+	return policy;
 }
 
 bool

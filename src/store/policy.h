@@ -55,9 +55,8 @@ extern void idem_policy_init(void);
 /* The policy of a scope as of now: its row in idem_scopes, or the settings. */
 extern IdemPolicy idem_policy(const text *scope);
 
-/* Raises ID400 if idem.scopes forbids claims in this scope. */
-extern void idem_policy_check_scope(const IdemPolicy *policy,
-									const text *scope);
+/* The same for a claim.  Raises ID400 if idem.scopes forbids claims in this scope. */
+extern IdemPolicy idem_policy_to_claim(const text *scope);
 
 /* The time of a key that has none of its own */
 #define IDEM_NO_KEY_TIME DT_NOBEGIN

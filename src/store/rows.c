@@ -363,6 +363,38 @@ idem_store_is_absent(const IdemKey *key)
 	return !found;
 }
 
+/* A read of one key that needs no store */
+typedef struct Reading
+{
+	Relation	claims;
+	Relation	index;
+	TupleTableSlot *slot;
+	ScanKeyData keys[KEY_COLUMNS];
+	IndexScanDesc scan;
+} Reading;
+
+static void
+begin_reading(Reading *reading, const IdemKey *key, Snapshot snapshot)
+{
+	idem_store_open_to_read(&reading->claims, &reading->index);
+	reading->slot = table_slot_create(reading->claims, NULL);
+	idem_store_init_keys(reading->keys);
+	set_scan_keys(reading->keys, key);
+	reading->scan = idem_index_beginscan(reading->claims, reading->index,
+										 snapshot, KEY_COLUMNS);
+	index_rescan(reading->scan, reading->keys, KEY_COLUMNS, NULL, 0);
+}
+
+/* Gives the locks back at once: the claim that reads can be about to sleep. */
+static void
+end_reading(Reading *reading)
+{
+	index_endscan(reading->scan);
+	ExecDropSingleTupleTableSlot(reading->slot);
+	index_close(reading->index, AccessShareLock);
+	table_close(reading->claims, AccessShareLock);
+}
+
 /*
  * Reads the key's row by the transaction's snapshot, and no page of the index: a dirty
  * snapshot finds it there, which takes part in no conflict checking.  So a transaction that
@@ -372,32 +404,22 @@ idem_store_is_absent(const IdemKey *key)
 static bool
 note_row(const IdemKey *key)
 {
-	Relation	claims;
-	Relation	index;
-	TupleTableSlot *slot;
-	ScanKeyData keys[KEY_COLUMNS];
 	SnapshotData dirty;
-	IndexScanDesc scan;
+	Reading		reading;
 	bool		found = false;
 
-	idem_store_open_to_read(&claims, &index);
-	slot = table_slot_create(claims, NULL);
-	idem_store_init_keys(keys);
-	set_scan_keys(keys, key);
 	InitDirtySnapshot(dirty);
-	scan = idem_index_beginscan(claims, index, &dirty, KEY_COLUMNS);
-	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
+	begin_reading(&reading, key, &dirty);
+	while (!found && index_getnext_slot(reading.scan, ForwardScanDirection,
+										reading.slot))
 	{
-		ItemPointerData tid = slot->tts_tid;
+		ItemPointerData tid = reading.slot->tts_tid;
 
-		found = table_tuple_fetch_row_version(claims, &tid,
-											  GetTransactionSnapshot(), slot);
+		found = table_tuple_fetch_row_version(reading.claims, &tid,
+											  GetTransactionSnapshot(),
+											  reading.slot);
 	}
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	index_close(index, AccessShareLock);
-	table_close(claims, AccessShareLock);
+	end_reading(&reading);
 	return found;
 }
 
@@ -471,45 +493,33 @@ bool
 idem_store_fetch(const IdemKey *key, Snapshot snapshot, int wanted,
 				 IdemRow *row)
 {
-	Relation	claims;
-	Relation	index;
-	TupleTableSlot *slot;
-	ScanKeyData keys[KEY_COLUMNS];
-	IndexScanDesc scan;
+	Reading		reading;
 	bool		found = false;
 	bool		ours = false;
 
-	idem_store_open_to_read(&claims, &index);
-	slot = table_slot_create(claims, NULL);
-	idem_store_init_keys(keys);
-	set_scan_keys(keys, key);
-	scan = idem_index_beginscan(claims, index, snapshot, KEY_COLUMNS);
-	index_rescan(scan, keys, KEY_COLUMNS, NULL, 0);
+	begin_reading(&reading, key, snapshot);
 	/*
 	 * An old snapshot can see two rows: one that somebody has dropped since, and the one of
 	 * our own claim after that.  Ours decides.
 	 */
-	while (!ours && index_getnext_slot(scan, ForwardScanDirection, slot))
+	while (!ours && index_getnext_slot(reading.scan, ForwardScanDirection,
+									   reading.slot))
 	{
-		ours = is_ours(slot);
+		ours = is_ours(reading.slot);
 		if (ours || !found)
 		{
-			read_row(slot, row);
-			row->writer = writer_of(slot);
+			read_row(reading.slot, row);
+			row->writer = writer_of(reading.slot);
 		}
 		found = true;
 	}
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
 	if (found)
 	{
 		complete_value(&row->fingerprint, (wanted & IDEM_FINGERPRINT) != 0);
 		complete_value(&row->result, (wanted & IDEM_RESULT) != 0);
 		complete_value(&row->progress, (wanted & IDEM_PROGRESS) != 0);
 	}
-	/* The locks go at once: a claim that asks may be about to sleep. */
-	index_close(index, AccessShareLock);
-	table_close(claims, AccessShareLock);
+	end_reading(&reading);
 	return found;
 }
 
