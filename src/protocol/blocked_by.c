@@ -2,9 +2,10 @@
  * blocked_by.c
  *	  Who has what a call waited for, from the server's own lists of transactions.
  *
- * A transaction can end, and its process can begin another one, while we look.  So ask whether
- * it runs last: if it does, all that was read before is of this transaction.  (A process
- * sets the time at which its transaction began before the transaction gets an id.)
+ * While we look, the transaction can end, and its process can begin another one.  So
+ * idem_find_runner() asks at the end whether the transaction still runs.  If it does, all that
+ * was read before belongs to it.  (A process sets the time at which its transaction began before
+ * the transaction gets an id.)
  *
  * pg_stat_activity hides the begin of a transaction from roles that may not see it.  Here it
  * is told to whoever has the right to claim, and names the request: which process holds up
@@ -103,7 +104,7 @@ idem_find_runner(TransactionId xid, IdemRunner *runner)
 		runner->since = idem_transaction_begin(runner->pid);
 	else if (!find_prepared(top, runner))
 		return false;
-	/* Not so if it was prepared just now */
+	/* The pid differs if the transaction was prepared while we looked. */
 	return TransactionIdIsInProgress(xid) &&
 		BackendXidGetPid(top) == runner->pid;
 }

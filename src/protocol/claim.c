@@ -54,14 +54,14 @@
 #define DELETE_WAIT_MS 5000
 
 /*
- * So many new keys, or more, are claimed together.  Without this, figure 4 of the benchmark
- * (batches) takes 40 % longer.  It does not pay for few keys: each time takes the id of a
- * subtransaction, and when a transaction has more than 64 of those, the snapshots of all
- * other sessions become more expensive.
+ * 64 new keys or more are claimed together.  Without this, figure 4 of the benchmark (batches)
+ * takes 40 % longer.  Fewer keys are claimed one by one: each group takes the id of a
+ * subtransaction, and once a transaction has more than 64 of these ids, the snapshots of all
+ * other sessions cost more.
  */
 #define TOGETHER_MIN 64
 
-/* After so many absent keys in a row, one look covers all that follow; see
+/* After 16 absent keys in a row, look once at the whole range of the keys that follow, by
  * idem_store_is_empty_between(). */
 #define ABSENT_IN_A_ROW 16
 
@@ -222,10 +222,10 @@ answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
 }
 
 /*
- * Answers after an insert, and takes the row back if its key has become stale.  The row of an
- * earlier execution can have expired and been removed after we looked at the key (or guessed
- * that it is new), and before the insert.  If the key is not stale after the insert, that has
- * not happened: such a row would still be there, and the insert would have met it.
+ * Answers after an insert, and deletes the row again if its key has become stale meanwhile.
+ * Between our look at the key (or our guess) and the insert, the row of an earlier execution can
+ * have expired, and a cleaner can have removed it.  A key that is not stale even after the insert
+ * rules this out: the earlier row would not have expired yet, and the insert would have met it.
  */
 static void
 answer_inserted(const IdemClaimCall *call, const IdemRow *row,
@@ -527,9 +527,9 @@ set_item(IdemClaimCall *call, const IdemClaimItem *item)
 }
 
 /*
- * Returns how many of the items, from the first on, have no row.  look: the look at the first
- * one; guessed: that others have no row is a guess.  It ends at a repeat, whose answer depends
- * on the item before.
+ * Returns how many of the items, from the first on, have no row.  Sets look: what the table says
+ * of the first item; look->guessed: for the later items it is a guess.  Stops at an item with the
+ * key of the item before, since its answer depends on that one.
  */
 static int
 count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,

@@ -15,9 +15,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "protocol/find_row.h"
 #include "session/own_claims.h"
 #include "store/catalog.h"
+#include "store/policy.h"
+#include "store/store.h"
 
 #define LOOKUP_COLUMNS 7
 

@@ -108,9 +108,9 @@ is_unsettled(const OwnClaim *claim)
 }
 
 /*
- * There can be an earlier entry of the key: its request had failed and was claimed again, or
- * it was forgotten, or its row was deleted by hand.  If the earlier entry is unsettled, it
- * counts again only if the new claim is rolled back.
+ * A key can have an earlier entry: its request failed and was claimed again, or was forgotten, or
+ * somebody deleted its row.  After such a DELETE the earlier entry is still unsettled.  It does
+ * not count any more, unless the new claim is rolled back.
  */
 static void
 index_claim(claim_hash_hash *table, OwnClaim *claim)
@@ -130,8 +130,9 @@ index_claim(claim_hash_hash *table, OwnClaim *claim)
 	slot->claim = claim;
 }
 
-/* After an error, a table that lacks keys must not be used: it is set when it is complete.  What
- * is noted in the entries by then is right, and is noted once: the next try finds it so. */
+/* Sets claims_by_key only when the table is complete: after an error in between, the next call
+ * makes a new table.  It finds the entries that are superseded marked already, and counts none
+ * of them twice. */
 static void
 index_all_claims(void)
 {
@@ -146,8 +147,8 @@ index_all_claims(void)
 	claims_by_key = table;
 }
 
-/* A claim does not look for an earlier entry of its key.  Where the count of unsettled keys
- * matters, this does. */
+/* A claim does not look for earlier entries of its key.  Call this before unsettled_count is used:
+ * it marks the superseded entries, and takes them off the count. */
 static void
 supersede(void)
 {

@@ -12,11 +12,11 @@
  * because its error can be caught safely only there.  The subtransaction is always rolled
  * back, and the setting with it.  That is expensive, but only a call that waits pays for it.
  *
- * The time-out can fire just after the lock was granted, or after the wait failed for
- * another reason.  Its request to cancel is then still pending, and would raise a 55P03
- * later, in a session whose lock_timeout is 0.  forget_lock_timeout() clears it.  A lock
- * that was granted counts as granted: the caller looks at the key again, and notices that
- * the deadline has passed if it has to wait again.
+ * The timeout can fire just after the lock was granted, or after the wait failed for another
+ * reason.  The timeout has then requested a cancel that nobody has processed yet: it would raise
+ * 55P03 later, in a session whose lock_timeout is 0.  forget_lock_timeout() clears the request.
+ * The lock counts as granted.  The caller looks at the key again; if it must wait again, it
+ * finds that the deadline has passed.
  *
  * A lease outlives its transaction.  Its waiters sleep on a condition variable in shared
  * memory, chosen by the hash of the key; a transaction that settles the key wakes the
@@ -158,8 +158,8 @@ typedef struct Awaited
 	const char *holder;			/* of the other lock, for the error's context */
 } Awaited;
 
-/* A transaction holds the lock of its own id for as long as it runs.  False: with dont_wait,
- * if the lock is held. */
+/* Waits for a transaction by the lock of its id, which the transaction holds until it ends.
+ * False: dont_wait is set, and another process holds the lock. */
 static bool
 take_lock(const Awaited *awaited, bool dont_wait)
 {
@@ -186,11 +186,11 @@ take_lock(const Awaited *awaited, bool dont_wait)
 }
 
 /*
- * To be called after the wait, which has stopped the timer and left its "fired" indicator
- * as it was.  The timer's handler signals this process itself, so the indicator and the
- * request to cancel come together.  A user's cancel at the same moment looks the same and
- * is lost, as in core's ProcessInterrupts().  A statement_timeout stays pending, and so does
- * the end of the session.
+ * Clears the request to cancel that the lock timeout left behind.  Call it after the wait, which
+ * has stopped the timer and kept the indicator that says whether the timer fired.  The handler
+ * of the timer sets the indicator and the request together.  If a user cancels at the same
+ * moment, the two requests cannot be told apart, and the user's is lost, as in core's
+ * ProcessInterrupts().  A statement_timeout stays pending, and so does the end of the session.
  */
 static void
 forget_lock_timeout(void)
@@ -210,8 +210,9 @@ end_wait(MemoryContext context, ResourceOwner owner)
 }
 
 /*
- * False: it took longer than timeout_ms.  After an error, nothing that can fail comes before
- * the rollback: a second error would leave the subtransaction open, and the session in it.
+ * False: the lock was not granted within timeout_ms.  After an error, roll the subtransaction
+ * back before anything else that can fail: a second error would leave the session inside the
+ * subtransaction.
  */
 static bool
 take_lock_with_timeout(const Awaited *awaited, int timeout_ms)
@@ -298,9 +299,9 @@ idem_wait_for_lock(IdemTakeLock take, const char *holder,
 	};
 
 	/*
-	 * A conditional lock is refused as soon as somebody waits for a conflicting one.  That
-	 * is too early: a real wait lets us go first if those waiters wait for us (because we
-	 * have read the table, say).
+	 * Even a caller with wait = 0 waits for a millisecond here.  A lock request that does not
+	 * wait fails as soon as another process waits for a conflicting lock.  If that process waits
+	 * for us, because we have read the table, a request that waits goes first and succeeds.
 	 */
 	if (deadline->wait_us == 0)
 		return take_lock_with_timeout(&awaited, LOCK_TIMEOUT_MIN_MS);
@@ -331,10 +332,11 @@ idem_wait_for_transaction(const IdemKey *key, TransactionId xid,
 			return true;
 
 		/*
-		 * Its lock is free, and it still runs.  Either it has begun and does not have the
-		 * lock yet, or it has ended and still counts as running; both last microseconds.
-		 * Or it has become part of its parent: then wait for the parent, not for the
-		 * topmost transaction, since a savepoint in between can be rolled back to.
+		 * The lock of the transaction is free, but the transaction still runs.  If it is a
+		 * subtransaction that has committed into its parent, wait for the parent: not for the
+		 * topmost transaction, since a savepoint in between can be rolled back.  Otherwise the
+		 * transaction has begun and does not have its lock yet, or has ended and still counts
+		 * as running.  Both last microseconds.
 		 */
 		parent = SubTransGetParent(xid);
 		if (TransactionIdIsValid(parent))
@@ -392,8 +394,9 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 		lease_wait_event = idem_wait_event("IdemLease");
 
 	/*
-	 * The first call only puts this process into the queue and returns at once.  A lease
-	 * that was settled before that wakes nobody; the caller's next look sees it.
+	 * The first call only puts this process into the queue, and returns at once.  The caller
+	 * then looks at the row again, and sees a lease that was settled before this process was in
+	 * the queue: that settling wakes nobody.
 	 */
 	if (idem_shared_use())
 		(void) ConditionVariableTimedSleep(&lease_channels[lease_channel(key)],

@@ -53,19 +53,16 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
-#include "catalog/pg_index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -73,7 +70,6 @@
 #include "utils/rel.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
 #include "compat.h"
 #include "store/catalog.h"
@@ -134,9 +130,9 @@ lock_relation(Oid relid, bool dont_wait)
 }
 
 /*
- * The table can have been dropped after the catalog was read.  Locking it then processes the
- * invalidation, and idem_catalog() finds the new table, or raises the error that there is
- * none.
+ * Another session can drop the table after we have read the catalog.  Taking the lock then
+ * processes the invalidation, and idem_catalog() finds the new table, or raises the error that
+ * there is none.
  */
 static Relation
 open_claims_to_write(void)
@@ -170,9 +166,9 @@ open_key_index(Relation claims, bool to_write)
 }
 
 /*
- * As open_claims_to_write().  Also, the DDL that the lock has waited for can have put another
- * table in this one's place, so the catalog is asked again.  A writer need not ask: the store
- * is then stale.
+ * As open_claims_to_write().  The lock can have waited for DDL that put another table in place
+ * of this one.  So a reader asks the catalog again once it has the lock.  A writer need not ask:
+ * that DDL has set is_stale, and the next use opens the store anew.
  */
 void
 idem_store_open_to_read(Relation *claims, Relation *key_index)
@@ -391,9 +387,9 @@ forget_kept_store(void)
 }
 
 /*
- * Opens the kept store; false: there is none that can be used.  Locks the relations first,
- * which receives the invalidations of all changes that were committed before, as when they are
- * opened for the first time.
+ * Opens the kept store; false: there is none that can be used.  Taking the locks first processes
+ * the invalidations of all changes that were committed before.  So is_stale tells whether the
+ * kept store still fits the relations.
  */
 static bool
 open_kept_store(void)
@@ -688,8 +684,9 @@ release_before_utility(PlannedStmt *statement, const char *query,
 	int			outer_ddl_depth = ddl_depth;
 
 	/*
-	 * A store in use stays: the command comes from inside of that use, from a function in a
-	 * user's index, say.  And SAVEPOINT and its like are frequent and no DDL.
+	 * Do not release a store in use: then an index of a user has called a function, and that
+	 * function runs this command.  Do not release for SAVEPOINT and its like either: they are
+	 * frequent, and no DDL.
 	 */
 	if (is_open && !the_store->in_use &&
 		!IsA(statement->utilityStmt, TransactionStmt))

@@ -22,7 +22,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "executor/executor.h"
-#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -84,8 +83,8 @@ empty_cache(void)
 		(void) hash_search(cached_scopes, entry->name, HASH_REMOVE, NULL);
 }
 
-/* A callback cannot be given back, and the server has room for few: register it once, also if
- * making the table fails.  Keep the table: a new one each time could fail, and leave memory. */
+/* Register the callback once, also if hash_create() fails: the server has room for few callbacks,
+ * and none can be unregistered. */
 static void
 reset_cache(Oid relid)
 {
@@ -205,11 +204,12 @@ with_settings(IdemPolicy policy)
 }
 
 /*
- * The lock must belong to the transaction, because the caller may wait for it in a
- * subtransaction that is then rolled back.  A caller that waits takes it twice: first for that
- * subtransaction, which releases it if taking it raises an error (it processes invalidations),
- * or if it is granted at the moment in which the wait times out.  Only then is it taken for
- * the transaction, which cannot fail.
+ * The lock belongs to the transaction, because a caller that waits does so in a subtransaction
+ * that is rolled back after the wait.  Such a caller takes the lock twice:
+ *
+ *	1. LockRelationOid(), for the subtransaction.  It waits, and can raise an error, also after
+ *	   the lock was granted.  The rollback of the subtransaction then releases the lock;
+ *	2. idem_relation_lock_try(), for the transaction.  It cannot fail, since 1 has the lock.
  */
 static bool
 lock_scopes(bool wait, SubTransactionId subtransaction)
@@ -249,10 +249,10 @@ idem_policy_wait_lock(SubTransactionId subtransaction)
 }
 
 /*
- * Taking the lock processes the invalidations of all changes that were committed before.  A
- * policy that was read under the lock stays current while the lock is held, whatever
- * invalidations come: otherwise a claim would never end where taking any lock invalidates
- * everything (debug_discard_caches).
+ * Taking the lock processes the invalidations of all changes that were committed before.  So a
+ * policy is current if no invalidation has come since it was read, or if it was read under this
+ * same lock.  The second test is for debug_discard_caches: there every lock invalidates
+ * everything, and by the first test alone a claim would never end.
  */
 IdemPromise
 idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,

@@ -18,16 +18,15 @@
  *	6. release the lock.  After a conflict the caller starts again at 1, where it learns
  *	   which transaction to wait for.
  *
- * Steps 4 and 5 close the race between two probes that both found nothing: of two entries
- * with the same key in the unique index, the second one sees the first.  No decision rests
- * on the probe alone.  So a session that has claimed many new keys in a row leaves step 1
- * out, until an insert conflicts.  A batch of many keys does so after as many times more.
+ * Steps 4 and 5 close the race between two probes that both found nothing: of two inserters
+ * of a key, the one that writes its index entry second sees the entry of the first, and loses.
+ * So no decision rests on the probe alone, and step 1 can be left out: see guess_absent().
  *
- * Many rows at once need neither token nor confirmation.  A subtransaction of their own
- * writes them as plain rows, and is rolled back if the row of any key turns out to be there.
- * Another claim of one of these keys waits for the subtransaction, not for our transaction,
- * and nothing in the subtransaction waits for others.  So a key whose row is rolled back is
- * free at once.  Each such subtransaction uses one transaction id.
+ * Many rows at once need neither token nor confirmation.  A subtransaction writes them as plain
+ * rows, and is rolled back if any key turns out to have a row.  Another claim of one of these
+ * keys waits for the subtransaction, not for our transaction.  The subtransaction waits for
+ * nobody.  So its rollback frees the keys at once.  Each such subtransaction uses one
+ * transaction id.
  *
  * Updates and deletes never wait.  Before an update, a row of another transaction is locked
  * with LockWaitSkip; a delete is tried without waiting.  If another transaction has the row,
@@ -63,8 +62,8 @@
 #include "store/internal.h"
 #include "store/shape.h"
 
-/* After so many new keys in a row, the next one is inserted without a probe; after so many
- * times n, the next n. */
+/* After 100 new keys in a row, insert the next one without a probe.  A batch of n keys needs
+ * 100 n. */
 #define GUESS_AFTER 100
 
 /* How many keys in a row were new in this session */
@@ -132,8 +131,8 @@ is_deleted_in_flight(TupleTableSlot *slot)
 	return ItemPointerEquals(&tuple->t_self, &tuple->t_data->t_ctid);
 }
 
-/* FrozenTransactionId: of a frozen row.  It keeps the id of its writer (which the system column
- * xmin shows), but by now the ids can have wrapped around to that of another transaction. */
+/* FrozenTransactionId for a frozen row.  The row still has the id of its writer, but ids wrap
+ * around: by now the same id can be that of another transaction. */
 static TransactionId
 writer_of(TupleTableSlot *slot)
 {
@@ -205,9 +204,9 @@ unpin_table(IdemStore *store)
 }
 
 /*
- * Several entries can match: the live row, and rows of inserters that lost the race and have
- * not killed their rows yet.  The live row decides.  While a transaction deletes the row, it
- * can also have inserted it again; that row decides then.
+ * Several rows of a key can be found: the live row, and rows of inserters that lost the race
+ * and have not killed their rows yet.  The live row decides.  A transaction that deletes the row
+ * can also have inserted a new one; then the new one decides.
  */
 static IdemProbe
 probe(IdemStore *store, const IdemKey *key, IdemFound *found)
@@ -258,13 +257,12 @@ read_by_snapshot(IdemStore *store, const IdemFound *found)
 }
 
 /*
- * The guess that the next key is new saves the probe: without it, figure 1 of the benchmark
- * (fresh claims) takes 24 % longer, and figure 3 (claim and complete) 8 %.  A wrong guess
- * costs a transaction id and a dead row, at most one for every hundred keys that were new.  A
- * wrong guess about nkeys that are written together costs as many dead rows; so it must
- * come after a hundred times as many new keys.
- * An index of a user can refuse a row, or run a function of the user's, before it is known
- * that the key is there: with such an index nothing is guessed.
+ * The guess that the next key is new saves the probe.  Without the guess, figure 1 of the
+ * benchmark (fresh claims) takes 24 % longer, and figure 3 (claim and complete) 8 %.  A wrong
+ * guess costs a transaction id, and one dead row for each key that is inserted.  GUESS_AFTER
+ * bounds the dead rows: at most one for 100 new keys.
+ * With an index of a user nothing is guessed: before the conflict of the key is seen, such an
+ * index could refuse the row, or run a function of the user.
  */
 static bool
 guess_absent(const IdemStore *store, int nkeys)
@@ -315,10 +313,10 @@ has_key(TupleTableSlot *slot, const IdemKey *key)
 }
 
 /*
- * Looks at the place of the row that was inserted last, which is mostly the row that is
- * looked for.  An earlier statement noted it, so no snapshot has kept it (see IdemRowRef): by
- * now another row can be there, or none.  Without this look, figure 3 of the benchmark
- * (claim and complete) takes 8 % longer.
+ * Looks where the latest insert of this transaction put its row: mostly that is the row that
+ * the caller wants.  The insert belongs to an earlier statement, whose snapshot no longer
+ * protects the place (see IdemRowRef): by now the place can be empty, or have another row.
+ * Without this look, figure 3 of the benchmark (claim and complete) takes 8 % longer.
  */
 static bool
 find_latest(IdemStore *store, const IdemKey *key, IdemFound *found)
@@ -396,10 +394,11 @@ end_reading(Reading *reading)
 }
 
 /*
- * Reads the key's row by the transaction's snapshot, and no page of the index: a dirty
- * snapshot finds it there, which takes part in no conflict checking.  So a transaction that
- * writes another row, and an index entry of it beside this one, does not conflict.  False: the
- * snapshot does not see the latest version.
+ * Lets conflict checking know that the transaction has read the key's row, but no page of the
+ * index.  A dirty snapshot finds the row through the index, which conflict checking ignores;
+ * then the transaction's snapshot reads the row.  So another transaction that writes an index
+ * entry on the same page does not conflict.  False: the snapshot does not see the latest
+ * version.
  */
 static bool
 note_row(const IdemKey *key)
@@ -686,8 +685,9 @@ insert_rows(IdemStore *store, IdemNewRow *rows, int nrows)
 	return !conflict;
 }
 
-/* After an error too, the subtransaction is rolled back here, before anything that can fail: a
- * caller that catches the error would take it for its own. */
+/* After an error this function rolls the subtransaction back before it does anything else that
+ * can fail.  Otherwise a caller that catches the error would roll back our subtransaction in
+ * place of its own. */
 bool
 idem_store_insert_many(IdemNewRow *rows, int nrows)
 {
@@ -773,9 +773,9 @@ lock_row(IdemStore *store, ItemPointer tid, LockTupleMode mode)
 }
 
 /*
- * Any lock on the row refuses a delete that does not wait, also a lock of our own (SELECT
- * FOR UPDATE, idem_fence()).  So lock the row without waiting; after that, a delete that may
- * wait has nothing to wait for.
+ * A delete that does not wait is refused by any lock on the row, even by a lock of our own
+ * transaction (SELECT FOR UPDATE, idem_fence()).  Then lock the row without waiting.  Once we
+ * have that lock, no other transaction has one, and the second delete has nobody to wait for.
  */
 bool
 idem_store_delete_row(IdemStore *store, const ItemPointerData *tid)

@@ -344,7 +344,8 @@ ttl_us(TriggerData *trigger, HeapTuple row)
 	return isnull ? 0 : idem_interval_us(DatumGetIntervalP(ttl));
 }
 
-/* May the past have claims that were promised less than the new row promises? */
+/* Whether an earlier claim can have had a shorter promise than the new row gives: the scope had
+ * no row, no uuidv7, another name or a shorter ttl. */
 static bool
 makes_past_unknown(TriggerData *trigger, HeapTuple was, HeapTuple becomes)
 {
