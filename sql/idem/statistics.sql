@@ -75,7 +75,7 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		(SELECT @extschema@.idem__stat_cleaning(), @extschema@.idem__stat_launcher()) AS c (cleaning, launcher_pid);
 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there, except those of rows_unknown, has been expired; 0: none has expired; NULL: no claim is known. After a restart, claims from before it are not known until a batch has looked';
-COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'batches have left expired claims behind that can be removed';
+COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batches ended by their bounds: expired claims can be left that can be removed';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'worker; or worker, until the server stops: idem_start_worker() was called; or why there is no worker for this database';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.shared_memory IS 'preloaded; or made on demand: what was counted before the first call since the server started is missing';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.launcher_pid IS 'process that starts the workers; NULL: there is none';
@@ -264,7 +264,7 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idempotency_cleanup_errors_total', NULL, NULL, 'counter',
 				'Errors of the cleanup worker.', cleanup.errors),
 			('idempotency_cleanup_backlog', NULL, NULL, 'gauge',
-				'1 if batches have left expired claims behind that can be removed.', cleanup.backlog::int4),
+				'1 if the latest batches ended by their bounds: expired claims can be left that can be removed.', cleanup.backlog::int4),
 			('idempotency_unknown_claims', NULL, NULL, 'gauge',
 				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
 			('idempotency_oldest_expired_age_seconds', NULL, NULL, 'gauge',

@@ -145,18 +145,6 @@ is_live(const IdemExpiring *row, TimestampTz now)
 	return row->state == IDEM_STATE_IN_PROGRESS && row->lease_until > now;
 }
 
-/*
- * Whether the row, at which the batch ends by its bounds, is one that the next batch can remove.
- * Where a batch has removed nothing, and has skipped rows, this one is probably locked as well.
- * Called backlog, locked rows would be looked at without a pause until they are free.
- */
-static bool
-is_backlog(const IdemCleanupBatch *batch, const IdemExpiring *row, TimestampTz now)
-{
-	return !is_kept_as_unknown(row) && !is_live(row, now) &&
-		(batch->report.rows_deleted > 0 || batch->rows_skipped == 0);
-}
-
 /* The next batch starts at the second in which this one ends, and counts the unknown rows of
  * that second. */
 static void
@@ -174,14 +162,14 @@ static void
 end_at(IdemCleanupBatch *batch, const BatchBounds *bounds, const IdemExpiring *row)
 {
 	batch->report.more = true;
-	batch->report.backlog = !row->dead &&
-		is_backlog(batch, row, bounds->order->expired_before);
-	if (batch->report.backlog)
-		note_row_that_stays(batch, row->expires_at);
-	else
-		batch->report.end = row->expires_at;
+	batch->report.end = row->expires_at;
 	batch->next_start = row->expires_at;
 	batch->rows_unknown = bounds->rows_unknown;
+	if (row->dead)
+		return;
+	batch->leaves_rows = batch->report.rows_deleted > 0;
+	if (!is_kept_as_unknown(row))
+		note_row_that_stays(batch, row->expires_at);
 }
 
 static void
@@ -267,5 +255,5 @@ idem_cleanup_batch(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 	idem_store_expiry_scan_end(scan);
 
 	Assert(batch->next_start >= order->start);
-	Assert(batch->report.backlog <= batch->report.more);
+	Assert(batch->leaves_rows <= batch->report.more);
 }

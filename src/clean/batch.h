@@ -31,6 +31,7 @@ typedef struct IdemCleanupOrder
 typedef struct IdemCleanupBatch
 {
 	IdemCleanupReport report;	/* all but seconds and publications */
+	bool		leaves_rows;	/* it ended by its bounds at a row, after removals */
 	int64		rows_skipped;	/* expired, but locked or changed by another
 								 * transaction, or under a live lease */
 	int64		rows_unknown;	/* expired, not settled, kept by lapsed = unknown */

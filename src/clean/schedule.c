@@ -24,9 +24,8 @@
  * rescan have taken, so rescans take 5 % of the time at most.  There are two exceptions:
  *	- while nothing is left to remove at the mark, slices run without a pause, up to
  *	  IDEM_RESCAN_INTERVAL before it is over; the next rescan begins that much later;
- *	- an urgent rescan does not pause.  It is the first one, was ordered, or has found
- *	  backlog.  A slice that left backlog and removed rows is not counted as time of the
- *	  rescan.
+ *	- an urgent rescan does not pause: the first one, and one that was ordered.
+ * A slice that removed as much as a batch may is not counted as time of the rescan.
  */
 #include "postgres.h"
 
@@ -88,11 +87,7 @@ idem_rescan_begin_run(IdemCleanupRun *run, const IdemCleanupStats *stats,
 	*run = (IdemCleanupRun) {
 		.marks = stats->marks,
 		.rescan_ordered = is_ordered,
-		/* Nobody noted on which side of the mark: on each until a batch there tells.  A rescan
-		 * that has found backlog is urgent. */
-		.backlog_at_mark = stats->backlog,
-		.backlog_behind = stats->backlog && is_rescanning(&stats->marks) &&
-			stats->marks.rescan_is_urgent
+		.more_at_mark = stats->backlog	/* until a batch there tells */
 	};
 }
 
@@ -106,6 +101,7 @@ begin_rescan(IdemCleanupRun *run, TimestampTz now)
 	marks->rescan_us = 0;
 	marks->rescan_unknown = 0;
 	marks->rescan_is_urgent = run->rescan_ordered;
+	marks->rescan_leaves_rows = false;
 	run->rescan_ordered = false;
 }
 
@@ -151,13 +147,6 @@ idem_rescan_next(IdemCleanupRun *run, TimestampTz oldest_expires_at,
 	return true;
 }
 
-/* A batch that ended by its bounds, and has only passed rows, does not tell what is behind them. */
-static bool
-leaves_backlog(const IdemCleanupReport *report, bool had_backlog)
-{
-	return report->backlog || (report->more && had_backlog);
-}
-
 void
 idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 					int64 duration_us)
@@ -169,7 +158,6 @@ idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 		Assert(batch->report.start == marks->low_water);
 		Assert(batch->next_start >= marks->low_water);
 		run->more_at_mark = batch->report.more;
-		run->backlog_at_mark = leaves_backlog(&batch->report, run->backlog_at_mark);
 		marks->low_water = batch->next_start;
 		marks->rows_unknown += batch->rows_unknown;
 	}
@@ -177,15 +165,15 @@ idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 	{
 		Assert(run->latest == IDEM_SLICE_BEHIND);
 		Assert(batch->report.start == marks->rescan_cursor);
-		run->backlog_behind = leaves_backlog(&batch->report, run->backlog_behind);
-		if (batch->report.backlog)
-			marks->rescan_is_urgent = true;
-		if (!batch->report.backlog || batch->report.rows_deleted == 0)
+		if (!batch->leaves_rows)
 			marks->rescan_us += duration_us;
+		/* A slice that only passed entries does not tell what is behind them. */
+		marks->rescan_leaves_rows = batch->report.more &&
+			(batch->leaves_rows || marks->rescan_leaves_rows);
 		marks->rescan_unknown += batch->rows_unknown;
 		marks->rescan_cursor = batch->report.more ? batch->next_start : DT_NOEND;
 		if (!batch->report.more)
 			marks->rows_unknown = marks->rescan_unknown;
 	}
-	batch->report.backlog = run->backlog_at_mark || run->backlog_behind;
+	batch->report.more = run->more_at_mark || marks->rescan_leaves_rows;
 }

@@ -30,8 +30,6 @@ typedef struct IdemCleanupRun
 		IDEM_BATCH_AT_MARK
 	}			latest;
 	bool		more_at_mark;	/* the latest batch there ended by its bounds */
-	bool		backlog_at_mark;	/* rows that can be removed are known to be left there */
-	bool		backlog_behind; /* and before the mark */
 } IdemCleanupRun;
 
 /* stats: what the run before has left.  is_ordered: begin with an urgent rescan. */
@@ -46,8 +44,8 @@ extern void idem_rescan_begin_run(IdemCleanupRun *run, const IdemCleanupStats *s
 extern bool idem_rescan_next(IdemCleanupRun *run, TimestampTz oldest_expires_at,
 							 TimestampTz now, IdemCleanupOrder *order);
 
-/* The batch that was ordered has been committed, and took that long in all.  Sets the
- * backlog in its report to that of the database. */
+/* The batch that was ordered has been committed, and took that long in all.  In its report, more
+ * then tells of the database: there can be more at the mark or behind it. */
 extern void idem_rescan_advance(IdemCleanupRun *run, IdemCleanupBatch *batch,
 								int64 duration_us);
 

@@ -29,7 +29,6 @@ typedef struct IdemCleanupReport
 									 * DT_NOEND: it saw none */
 	int64		rows_deleted;
 	bool		more;			/* the batch ended by its bounds: there can be more */
-	bool		backlog;		/* expired rows that can be removed are known to be left */
 	double		seconds;		/* duration, its commit included */
 	uint64		publications;	/* of idem_stats_begin_batch() */
 } IdemCleanupReport;
@@ -47,6 +46,7 @@ typedef struct IdemCleanupMarks
 	int64		rescan_us;		/* what its slices have taken */
 	int64		rescan_unknown; /* rows_unknown of its slices */
 	bool		rescan_is_urgent;	/* its slices do not pause */
+	bool		rescan_leaves_rows; /* a slice has left rows that the next ones remove */
 } IdemCleanupMarks;
 
 #define IDEM_NO_MARKS \
@@ -83,7 +83,7 @@ typedef struct IdemCleanupStats
 	/* State, which idem_stats_reset() leaves */
 	TimestampTz oldest;			/* earliest expiry that may be left; DT_NOEND: none */
 	uint64		publications;	/* how often a batch replaced it, or lowered it by claims */
-	bool		backlog;		/* expired rows that can be removed are known to be left */
+	bool		backlog;		/* the latest batches ended by their bounds */
 	IdemCleanupMarks marks;
 	int			worker_pid;		/* 0: none */
 	uint64		runs;			/* of the worker that came to a regular end */

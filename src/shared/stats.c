@@ -20,9 +20,8 @@
  *	   lies outside of what it looked at, or if another batch has written it since step 1: has
  *	   published, or has moved claims there that this one's snapshot did not see.
  *
- * Backlog, whether expired rows are left that can be removed, goes with it.  Any batch can find
- * one.  Only a batch that has seen all, and was not overtaken by another one, can say that there
- * is none.
+ * Backlog, whether a batch ended by its bounds, goes with it.  Only a batch that has seen all, and
+ * was not overtaken by another one, ends it.
  *
  * If the value is too early, a worker looks at the table in vain.  If it were too late,
  * expired claims would stay until the next rescan.
@@ -116,8 +115,8 @@ replace_oldest(IdemCleanupStats *cleanup, const IdemCleanupReport *report)
 		cleanup->oldest >= report->start && cleanup->oldest < report->end)
 		cleanup->oldest = report->end;
 	cleanup->oldest = Min(cleanup->oldest, report->oldest_expires_at);
-	if (report->backlog || (!report->more && !is_overtaken))
-		cleanup->backlog = report->backlog;
+	if (report->more || !is_overtaken)
+		cleanup->backlog = report->more;
 	cleanup->publications++;
 }
 

@@ -208,7 +208,11 @@ sub slow_batch
 
 insert_two_seconds('locked');
 is(slow_batch(), '0|t|2001-01-02', 'a batch that has found nothing but claims that stay, and more of them');
-stat_is("backlog, oldest_expired_age > '20 years'", 'f|t', 'that others have locked is no backlog');
+stat_is('backlog', 't', 'which can have others behind them');
+$first->ask("BEGIN; SELECT FROM idem_claims WHERE request_id LIKE 'locked %' FOR UPDATE");
+is(query('SELECT idem_cleanup()'), 0, 'a batch that has seen all');
+$first->ask('COMMIT');
+stat_is("backlog, oldest_expired_age > '20 years'", 'f|t', 'claims that others have locked are no backlog');
 
 insert_expired(2);
 query("UPDATE idem_claims SET expires_at = '2000-01-01' WHERE request_id !~ ' '");

@@ -59,7 +59,7 @@ static TimestampTz claimed;
 static bool backlog;
 
 /* what was observed */
-static int64 slice_us;			/* of the current rescan, without backlog */
+static int64 slice_us;			/* of the current rescan, without slices that remove all they may */
 static int64 slice_us_max;		/* of a rescan */
 static int64 found_us_max;		/* of a stray, from when it was there and free */
 static int64 found_us_max_announced;
@@ -178,7 +178,9 @@ clean(const IdemCleanupOrder *order, IdemCleanupBatch *batch)
 		{
 			stays(batch, expires_at);
 			batch->next_start = expires_at;
-			batch->report.more = batch->report.backlog = true;
+			batch->report.more = true;
+			batch->leaves_rows = batch->report.rows_deleted > 0;
+			batch->report.end = expires_at;
 			return;
 		}
 	}
@@ -230,13 +232,13 @@ run_batch(IdemCleanupRun *run)
 	clean(&order, &batch);
 	duration_us = 300 + batch.dead_entries * dead_us / 1000 + batch.report.rows_deleted;
 	pass(duration_us);
-	if (is_slice && !(batch.report.backlog && batch.report.rows_deleted > 0))
+	if (is_slice && !batch.leaves_rows)
 		slice_us += duration_us;
 	if (oldest >= order.start && oldest < batch.report.end)
 		oldest = batch.report.end;
 	oldest = Min(oldest, batch.report.oldest_expires_at);
 	idem_rescan_advance(run, &batch, duration_us);
-	backlog = batch.report.backlog;
+	backlog = batch.report.more;
 	if (is_slice && run->marks.rescan_cursor == DT_NOEND)
 		check_rescanned(run);
 	return true;
@@ -344,50 +346,46 @@ check_pauses(void)
 	check(slice_comes(marks, 3600 * SECOND, 0), "an urgent rescan does not pause");
 }
 
-/* What is left after a batch, in a run that began with a rescan under way, and backlog or not */
+/* A run in which a batch has ended so, with a rescan under way that had left rows, or not. */
 static IdemCleanupRun
-advance(bool slice, bool had_backlog, IdemCleanupReport report)
+advance(bool slice, bool had_rows, IdemCleanupBatch batch)
 {
 	IdemCleanupStats stats = {
-		.marks = {.low_water = 4000 * SECOND, .rescan_cursor = DT_NOBEGIN,.rescan_is_urgent = true},
-		.backlog = had_backlog
+		.marks = {.low_water = 4000 * SECOND, .rescan_cursor = DT_NOBEGIN, .rescan_leaves_rows = had_rows},
+		.backlog = had_rows
 	};
-	IdemCleanupBatch batch = {.report = report, .next_start = 5000 * SECOND};
 	IdemCleanupRun run;
 
 	idem_rescan_begin_run(&run, &stats, false);
-	run.marks.rescan_is_urgent = false;
+	check(run.more_at_mark == had_rows, "what an earlier run left can be at the mark");
 	run.latest = slice ? IDEM_SLICE_BEHIND : IDEM_BATCH_AT_MARK;
+	batch.next_start = 5000 * SECOND;
 	batch.report.start = slice ? DT_NOBEGIN : 4000 * SECOND;
+	run.more_at_mark = false;
 	idem_rescan_advance(&run, &batch, SECOND);
+	backlog = batch.report.more;
 	return run;
 }
 
 static void
 check_backlog(void)
 {
-	IdemCleanupReport finds = {.backlog = true, .more = true};
-	IdemCleanupReport removes = {.backlog = true, .more = true, .rows_deleted = 1};
-	IdemCleanupReport passes = {.more = true};
-	IdemCleanupReport ends = {0};
-	IdemCleanupRun run = advance(true, false, removes);
+	IdemCleanupBatch removes = {.report = {.more = true, .rows_deleted = 1}, .leaves_rows = true};
+	IdemCleanupBatch passes = {.report = {.more = true}};
+	IdemCleanupBatch ends = {0};
 
-	check(run.backlog_behind && !run.backlog_at_mark, "a slice finds backlog");
-	check(run.marks.rescan_is_urgent && run.marks.rescan_us == 0,
-		  "which makes its rescan urgent, and does not count if the slice removes rows");
-	run = advance(true, false, finds);
-	check(run.marks.rescan_is_urgent && run.marks.rescan_us == SECOND, "but if it removes none");
-	check(!advance(true, false, passes).backlog_behind, "a slice that passes rows finds none");
-	check(advance(true, true, passes).backlog_behind, "nor does it end a known one");
-	run = advance(true, true, ends);
-	check(!run.backlog_behind && run.backlog_at_mark, "the end of the rescan does, before the mark");
-
-	run = advance(false, false, finds);
-	check(run.backlog_at_mark && !run.backlog_behind, "a batch at the mark finds backlog");
-	check(!advance(false, false, passes).backlog_at_mark, "one that passes rows finds none");
-	check(advance(false, true, passes).backlog_at_mark, "nor does it end a known one");
-	run = advance(false, true, ends);
-	check(!run.backlog_at_mark && run.backlog_behind, "one that has seen all does, at the mark");
+	check(advance(true, false, removes).marks.rescan_us == 0 && backlog,
+		  "a slice that leaves rows is backlog, and no time of the rescan");
+	check(advance(true, false, passes).marks.rescan_us == SECOND && !backlog, "a slice that passes rows is not");
+	(void) advance(true, true, passes);
+	check(backlog, "nor does it end a known one");
+	(void) advance(true, true, ends);
+	check(!backlog, "the end of the rescan does");
+	check(advance(false, false, passes).more_at_mark && backlog, "a batch at the mark that ended by its bounds is");
+	(void) advance(false, true, ends);
+	check(backlog, "one that has seen all does not end that of a slice");
+	(void) advance(false, false, ends);
+	check(!backlog, "but its own");
 }
 
 int
