@@ -74,11 +74,11 @@
 /* A worker looks at a database this often even if nobody announced an expiry. */
 #define LOOK_INTERVAL SECONDS(60)
 
-/* Longest pause after a worker could not be started */
+/* Longest sleep of the launcher, and longest pause after a worker could not be started */
 #define RETRY_INTERVAL_MAX SECONDS(10)
 
-/* "No background worker slot is free" is logged this often at most.  That no worker could work in
- * a database is reported once it has lasted for so long, and again after as long. */
+/* That no worker could work in a database is reported once it has lasted for so long, and again
+ * after as long. */
 #define REPORT_INTERVAL SECONDS(60)
 
 /* Longest pause after failures */
@@ -107,18 +107,13 @@ typedef struct LauncherDatabase
 static MemoryContext launcher_context = NULL;
 static HTAB *databases = NULL;
 
-/* idem.databases as of the latest reload, in a context that each reload resets */
-static MemoryContext wanted_context = NULL;
-static List *wanted_names = NIL;
-static bool wanted_names_checked;	/* each names a database, or was reported */
+/* Each name in idem.databases is that of a database, or was reported. */
+static bool wanted_names_checked = false;
 
 /* The library is preloaded. */
 static bool cares_for_all = false;
 
 static int	running_workers = 0;
-static TimestampTz no_slot_reported_at = DT_NOBEGIN;
-
-PG_FUNCTION_INFO_V1(idem__stat_cleaning);
 
 static void
 init_background_worker(BackgroundWorker *worker, const char *function,
@@ -164,60 +159,26 @@ idem_launcher_start(BackgroundWorkerHandle **handle)
 
 /* ----- its databases ----- */
 
-bool
-idem_launcher_names_database(void)
+/* idem.databases, which was checked when it was set; palloc'd */
+static List *
+wanted_names(void)
 {
 	List	   *names;
-	ListCell   *lc;
-	bool		is_named;
 
-	/* It was checked when it was set. */
 	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &names);
-	is_named = names == NIL;
+	return names;
+}
+
+bool
+idem_launcher_wants(const char *database)
+{
+	List	   *names = wanted_names();
+	ListCell   *lc;
+
 	foreach(lc, names)
-		is_named = is_named ||
-			strcmp(lfirst(lc), get_database_name(MyDatabaseId)) == 0;
-	return is_named;
-}
-
-/*
- * idem__stat_cleaning(): whether workers clean this database, and why not, for the views and
- * for CREATE EXTENSION.  In a session, so it knows idem.databases as of that session's latest
- * reload, and nothing of what the launcher knows.
- */
-Datum
-idem__stat_cleaning(PG_FUNCTION_ARGS)
-{
-	const char *refusal = NULL;
-	bool		is_shared = idem_shared_use();
-
-	if (!is_shared)
-		refusal = "idem is not in shared_preload_libraries";
-	else if (RecoveryInProgress())
-		refusal = "this server is a standby, and the primary cleans";
-	else if (!idem_launcher_names_database())
-		refusal = "idem.databases does not name it";
-	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
-		PG_RETURN_TEXT_P(cstring_to_text("worker"));
-	else if (idem_state_is_started(MyDatabaseId))
-		PG_RETURN_TEXT_P(cstring_to_text("worker, until the server stops"));
-	else
-		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
-	PG_RETURN_TEXT_P(cstring_to_text(psprintf("no worker for this database: %s",
-											  refusal)));
-}
-
-/* Reads idem.databases, which was checked when it was set. */
-static void
-read_wanted_names(void)
-{
-	MemoryContext old_context;
-
-	MemoryContextReset(wanted_context);
-	old_context = MemoryContextSwitchTo(wanted_context);
-	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &wanted_names);
-	MemoryContextSwitchTo(old_context);
-	wanted_names_checked = false;
+		if (strcmp(lfirst(lc), database) == 0)
+			return true;
+	return names == NIL;
 }
 
 /*
@@ -231,7 +192,7 @@ report_missing_names(const List *existing)
 {
 	ListCell   *lc;
 
-	foreach(lc, wanted_names)
+	foreach(lc, wanted_names())
 		if (!list_member(existing, makeString(lfirst(lc))))
 			ereport(WARNING,
 					(errcode(ERRCODE_UNDEFINED_DATABASE),
@@ -241,17 +202,6 @@ report_missing_names(const List *existing)
 	wanted_names_checked = true;
 }
 
-static bool
-is_wanted(const char *name)
-{
-	ListCell   *lc;
-
-	foreach(lc, wanted_names)
-		if (strcmp(lfirst(lc), name) == 0)
-			return true;
-	return wanted_names == NIL;
-}
-
 static void
 list_database(Form_pg_database form)
 {
@@ -259,7 +209,7 @@ list_database(Form_pg_database form)
 	bool		found;
 
 	if (!form->datallowconn || database_is_invalid_form(form) ||
-		!is_wanted(NameStr(form->datname)))
+		!idem_launcher_wants(NameStr(form->datname)))
 		return;
 	if (!cares_for_all && !idem_state_is_started(form->oid))
 		return;
@@ -364,7 +314,7 @@ report_refusal(const LauncherDatabase *db, TimestampTz now)
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg_internal("%s", message),
 			 errdetail("It is tried again; expired claims stay until then."),
-			 errhint("If a lock is in the way, pg_locks shows who has it, or waits for it: that of the database, of idem_claims or of idem_scopes.")));
+			 errhint("If a lock is in the way, pg_locks shows who has it, or waits for it: that of the database, of idem_claims or of idem_scopes. If no slot is free, you might need to increase max_worker_processes.")));
 }
 
 static void
@@ -501,22 +451,6 @@ register_worker(LauncherDatabase *db)
 	return registered;
 }
 
-/* Not for each try: where slots are scarce, a slot is often free at the next one. */
-static void
-report_no_slot(const LauncherDatabase *db, TimestampTz now)
-{
-	if (no_slot_reported_at <= now &&
-		no_slot_reported_at + REPORT_INTERVAL > now)
-		return;
-	no_slot_reported_at = now;
-	ereport(WARNING,
-			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			 errmsg("idem cannot start a worker for database \"%s\": no background worker slot is free",
-					NameStr(db->name)),
-			 errdetail("It is tried again; expired claims stay until then."),
-			 errhint("You might need to increase max_worker_processes.")));
-}
-
 /* False: no worker slot is free. */
 static bool
 start_worker(LauncherDatabase *db, TimestampTz now)
@@ -543,7 +477,6 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 
 	if (!register_worker(db))
 	{
-		report_no_slot(db, now);
 		note_refusal(db, "no background worker slot is free", now);
 		return false;
 	}
@@ -555,42 +488,15 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 	return true;
 }
 
-/* False: no worker slot is free. */
-static bool
+static void
 start_due_workers(TimestampTz now)
 {
 	LauncherDatabase *db;
 
 	while (running_workers < WORKERS_MAX &&
-		   (db = pick_database(now)) != NULL)
-		if (!start_worker(db, now))
-			return false;
-	return true;
-}
-
-/*
- * How long the launcher can sleep.  The end of a worker and a reload set its latch.  A claim
- * that commits meanwhile can be due earlier than what is known now; it waits for one
- * interval at most.
- */
-static int64
-idle_time(TimestampTz now)
-{
-	int64		idle = MILLISECONDS(idem_cleanup_interval);
-	HASH_SEQ_STATUS seq;
-	LauncherDatabase *db;
-
-	if (running_workers == WORKERS_MAX)
-		return idle;
-	hash_seq_init(&seq, databases);
-	while ((db = hash_seq_search(&seq)) != NULL)
-	{
-		TimestampTz due = due_at(db);
-
-		if (due < now + idle)
-			idle = Max(due, now) - now;
-	}
-	return idle;
+		   (db = pick_database(now)) != NULL &&
+		   start_worker(db, now))
+		/* the next one */ ;
 }
 
 /* If the clock was set back: otherwise no database would be due until it has caught up. */
@@ -609,13 +515,10 @@ follow_clock(TimestampTz now)
 	}
 }
 
-/* Returns for how long to sleep, in milliseconds. */
-static long
+static void
 launcher_cycle(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	bool		slots_free;
-	int64		idle;
 
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
@@ -623,11 +526,8 @@ launcher_cycle(void)
 	reap_workers(now);
 	refresh_databases();
 	follow_clock(now);
-	slots_free = start_due_workers(now);
+	start_due_workers(now);
 	CommitTransactionCommand();
-
-	idle = slots_free ? idle_time(now) : retry_interval();
-	return (long) ((idle + 999) / 1000);
 }
 
 static void
@@ -637,7 +537,7 @@ reload_launcher(void)
 	LauncherDatabase *db;
 
 	ProcessConfigFile(PGC_SIGHUP);
-	read_wanted_names();
+	wanted_names_checked = false;
 	hash_seq_init(&seq, databases);
 	while ((db = hash_seq_search(&seq)) != NULL)
 	{
@@ -657,10 +557,6 @@ init_launcher(void)
 
 	launcher_context = AllocSetContextCreate(TopMemoryContext, "idem launcher",
 											 ALLOCSET_DEFAULT_SIZES);
-	wanted_context = AllocSetContextCreate(launcher_context,
-										   "idem.databases",
-										   ALLOCSET_SMALL_SIZES);
-	read_wanted_names();
 
 	ctl.hcxt = launcher_context;
 	databases = hash_create("idem databases", 16, &ctl,
@@ -668,7 +564,7 @@ init_launcher(void)
 
 	ereport(LOG,
 			(errmsg("idem launcher started"),
-			 wanted_names == NIL ?
+			 idem_databases[0] == '\0' ?
 			 errdetail("It looks at all databases.") :
 			 errdetail("It looks at the databases of idem.databases: %s.",
 					   idem_databases)));
@@ -689,13 +585,12 @@ idem_launcher_main(Datum arg)
 
 	for (;;)
 	{
-		long		timeout = launcher_cycle();
-
+		launcher_cycle();
 		if (!cares_for_all && running_workers == 0 && idem_state_detach_launcher())
 			proc_exit(0);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 timeout, wait_event);
+						 retry_interval() / 1000, wait_event);
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)

@@ -14,8 +14,8 @@ extern void idem_launcher_register(void);
  * The handle is palloc'd. */
 extern bool idem_launcher_start(BackgroundWorkerHandle **handle);
 
-/* Whether idem.databases, as this session knows it, includes this database */
-extern bool idem_launcher_names_database(void);
+/* Whether idem.databases, as this process knows it, includes the database of this name */
+extern bool idem_launcher_wants(const char *database);
 
 /* Entry of the process */
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);

@@ -1,26 +1,33 @@
 /*
  * sql.c
- *	  Cleanup by a session: idem_cleanup(), and the step of idem_cleanup_all().
+ *	  Cleanup by a session: idem_cleanup(), and the step of idem_cleanup_all(); and who cleans.
  *
  * The session's transaction publishes its batches when it commits.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xlog.h"
+#include "commands/dbcommands.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "guc.h"
 #include "sqlstate.h"
 #include "clean/batch.h"
+#include "clean/launcher.h"
+#include "clean/state.h"
+#include "shared/memory.h"
 #include "shared/stats.h"
 #include "store/catalog.h"
 #include "store/duration.h"
 
 PG_FUNCTION_INFO_V1(idem_cleanup);
 PG_FUNCTION_INFO_V1(idem__cleanup_step);
+PG_FUNCTION_INFO_V1(idem__stat_cleaning);
 
 /* The argument batch_size; NULL: the setting */
 static int
@@ -108,4 +115,30 @@ idem__cleanup_step(PG_FUNCTION_ARGS)
 	values[2] = TimestampTzGetDatum(batch.next_start);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, nulls)));
+}
+
+/*
+ * idem__stat_cleaning(): whether workers clean this database, and why not, for the views and
+ * for CREATE EXTENSION.  A session knows idem.databases as of its latest reload, and not what the
+ * launcher knows.
+ */
+Datum
+idem__stat_cleaning(PG_FUNCTION_ARGS)
+{
+	const char *refusal;
+
+	if (!idem_shared_use())
+		refusal = "idem is not in shared_preload_libraries";
+	else if (RecoveryInProgress())
+		refusal = "this server is a standby, and the primary cleans";
+	else if (!idem_launcher_wants(get_database_name(MyDatabaseId)))
+		refusal = "idem.databases does not name it";
+	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
+		PG_RETURN_TEXT_P(cstring_to_text("worker"));
+	else if (idem_state_is_started(MyDatabaseId))
+		PG_RETURN_TEXT_P(cstring_to_text("worker, until the server stops"));
+	else
+		refusal = "idem is not in shared_preload_libraries, and idem_start_worker() was not called";
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("no worker for this database: %s",
+											  refusal)));
 }

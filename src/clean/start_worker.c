@@ -21,6 +21,7 @@
 #include <signal.h>
 
 #include "access/xlog.h"
+#include "commands/dbcommands.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -148,7 +149,7 @@ idem_start_worker(PG_FUNCTION_ARGS)
 				 errmsg("idem must be loaded via \"shared_preload_libraries\" to start workers"),
 				 errhint("Add idem to shared_preload_libraries and restart the server: workers then start by themselves. Until then, call idem_cleanup_all() from a timer. PostgreSQL 17 and later need no restart.")));
 	idem_shared_require("start workers");
-	if (!idem_launcher_names_database())
+	if (!idem_launcher_wants(get_database_name(MyDatabaseId)))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("idem.databases does not name this database"),

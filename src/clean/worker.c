@@ -247,32 +247,24 @@ run_batches(bool rescan)
 /* ----- the process ----- */
 
 /*
- * Publishes the error that was caught.  Returns whether to log it.  55000 means that
- * something is wrong with the extension itself, its version or an object that was renamed,
- * and stays wrong until somebody acts.  The first worker that meets it logs it; later ones
- * only publish it.
+ * Publishes the error that was caught, and ends the process: throws the error again, which logs
+ * it, with a hint if it has none.  idem_state_publish_run() is not reached, so the launcher counts
+ * a failure, and starts the next worker later.
+ *
+ * 55000 means that something is wrong with the extension itself, its version or an object that was
+ * renamed, and stays wrong until somebody acts.  The first worker that meets it logs it; later
+ * ones only publish it.
  */
-static bool
-publish_current_error(bool is_retry)
+static void
+fail(bool is_retry)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 	ErrorData  *error = CopyErrorData();
 	bool		is_news = idem_state_publish_error(MyDatabaseId, error->message);
-	bool		is_lasting =
-		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 
-	FreeErrorData(error);
-	MemoryContextSwitchTo(old_context);
-	return is_news || !is_lasting || !is_retry;
-}
-
-/* Throws the error that was caught, with a hint if it has none. */
-static void
-rethrow_with_hint(void)
-{
-	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
-	ErrorData  *error = CopyErrorData();
-
+	if (is_retry && !is_news &&
+		error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
+		proc_exit(0);
 	if (error->hint == NULL)
 		error->hint = pstrdup("The worker tries again; expired claims stay until then. idem_stat_cleanup shows the latest error.");
 	FlushErrorState();
@@ -317,14 +309,7 @@ idem_worker_main(Datum arg)
 	}
 	PG_CATCH();
 	{
-		/*
-		 * idem_state_publish_run() is not reached, so the launcher counts a failure, and
-		 * starts the next worker later.  Thrown again, the error is logged, and ends the
-		 * process.
-		 */
-		if (publish_current_error(order.retry))
-			rethrow_with_hint();
-		proc_exit(0);
+		fail(order.retry);
 	}
 	PG_END_TRY();
 	error_context_stack = context.previous;

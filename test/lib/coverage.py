@@ -39,7 +39,7 @@ FUNCTIONS = {
     ('protocol/find_row.c', 'idem_find_row'): RACE,
     ('clean/launcher.c', 'idem_launcher_start'): NEW,
     ('clean/launcher.c', 'idem_launcher_main'): NEW,
-    ('clean/launcher.c', 'idem__stat_cleaning'): NEW,
+    ('clean/sql.c', 'idem__stat_cleaning'): NEW,
     ('clean/launcher.c', 'list_database'): NEW,
     ('store/policy.c', 'idem_policy_promise'): RACE,
     ('clean/schedule.c', 'rescan_age_us'): CLOCK,
