@@ -1,16 +1,14 @@
 /*
  * batch.c
- *	  One bounded batch of removing expired claims, in the caller's transaction.
+ *	  One bounded batch of removing expired claims, in the caller's transaction.  README.md has a
+ *	  table of what a batch meets, and of how it ends.
  *
- * A batch reads the claims in the order of expires_at, from a low-water mark to the first
- * row that has not expired, which tells when there will be something to remove again.  It
- * skips a row that another transaction has locked or changed, so any number of workers and
- * sessions may clean at the same time.  The semantics are DELETE ... FOR UPDATE SKIP LOCKED.
+ * The semantics are DELETE ... FOR UPDATE SKIP LOCKED, so any number of workers and sessions may
+ * clean at the same time.
  *
- * On its way a batch passes dead entries: index entries of rows that were removed.  While
- * somebody holds an old snapshot, neither VACUUM nor the index scan can remove them, and
- * their number has no limit.  The worker therefore bounds how many one batch passes
- * (dead_max), and continues in the next batch (clean/schedule.c).
+ * Dead entries are index entries of removed rows.  While a session holds an old snapshot, neither
+ * VACUUM nor the index scan can remove them, and their number has no limit.  Therefore the worker
+ * sets dead_max.
  *
  * Locks: RowExclusiveLock on the table and its indexes until the transaction ends, as for
  * any DML; see the store.
@@ -27,8 +25,8 @@
 #include "store/expiry.h"
 #include "store/policy.h"
 
-/* A batch removes rows for so long at most, and ends where the next second begins if it has
- * found nothing to remove for so long: so it does not hold back VACUUM, or DDL, for long. */
+/* Limit of the time after the first removal, and of the time after the first row while nothing is
+ * removed.  A longer batch would hold back VACUUM and DDL. */
 #define BATCH_DURATION_MAX_US	INT64CONST(1000000)
 
 /* How often the caller is asked whether to go on */
@@ -62,16 +60,15 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Asked for every row that the batch finds.  There are two limits of time.
+ * Whether the batch ends at this row:
  *
- * One is for a batch that has removed nothing.  It starts with the first row: even if the batch
- * had to pass many dead entries before it, it gets something done.  It ends the batch only where
- * the next second of expires_at begins, because the next batch starts at a time.  If an
- * unfinished second had more rows that stay than a batch can pass, no batch would get beyond
- * them.
+ *	rows_max removed				at any row
+ *	1 s since the first removal		at any row: the next batch meets fewer rows
+ *	1 s since the first row,		where a second of expires_at begins: the next batch starts
+ *	nothing removed					at a time, and would meet the rows of this second again
  *
- * The other starts with the first removal, and ends the batch anywhere: the next batch meets
- * fewer rows.
+ * The time counts from the first row, not from the begin of the batch.  Otherwise a batch could
+ * spend it all on dead entries, and remove nothing.
  */
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
@@ -98,10 +95,7 @@ is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)
 		!bounds->order->pass_all;
 }
 
-/*
- * Asked for every dead entry.  dead_max ends the batch only where the next second begins: the
- * next batch starts at a time, and would pass the entries of an unfinished second again.
- */
+/* Whether the batch ends at this dead entry: after dead_max of them, where a second begins. */
 static bool
 is_at_dead_bounds(BatchBounds *bounds, const IdemCleanupBatch *batch,
 				  TimestampTz expires_at)
@@ -124,11 +118,11 @@ note_row_that_stays(IdemCleanupBatch *batch, TimestampTz expires_at)
 }
 
 /*
- * Nobody knows whether this request was executed, and by the scope's policy somebody has to
- * find out.  Until then the row stays; it is not backlog.
+ * Nobody knows whether this request was executed, and the scope's policy wants a person to find
+ * out.  Until then the row stays.
  *
- * Keeps the lock of the scopes until the transaction ends: released after each row, it could be
- * waited for at each of them.
+ * The batch keeps the lock of idem_scopes until its transaction ends, so it waits for that lock
+ * once at most.  If it took the lock anew for each row, it could wait at each row.
  */
 static bool
 is_kept_as_unknown(const IdemExpiring *row)
@@ -211,8 +205,8 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 		}
 		if (!has_expired)
 		{
-			/* A dead entry counts too: what follows it cannot have expired earlier, so its
-			 * time is early enough for the next look. */
+			/* If the entry is dead, its time is still a lower bound: rows behind it expire
+			 * later.  So the next look comes early enough. */
 			note_row_that_stays(batch, row.expires_at);
 			break;
 		}
@@ -226,8 +220,8 @@ scan_batch(IdemExpiryScan *scan, BatchBounds *bounds, IdemCleanupBatch *batch)
 		bounds->row_expires_at = row.expires_at;
 		clean_row(scan, &row, order->expired_before, batch);
 	}
-	/* Not beyond expired_before: a row that is claimed now can expire earlier than the row
-	 * at which the scan ended. */
+	/* The next batch must not start later than expired_before: a claim that commits after our
+	 * snapshot can expire before the row at which the scan ended. */
 	batch->next_start = Max(order->start,
 							Min(order->end, order->expired_before));
 }

@@ -41,11 +41,10 @@ typedef struct IdemCleanupBatch
 } IdemCleanupBatch;
 
 /*
- * Carries out the order in the caller's transaction.  Removes rows for about a second at most; and
- * before the first removal passes rows that stay for about a second, up to the end of a second of
- * expires_at.  Publishes nothing: that is the caller's, after the commit.  A row that another
- * transaction has locked or changed is skipped.  If there can be more, next_start is after start,
- * unless rows were removed or stop ended the batch.
+ * Carries out the order in the caller's transaction.  README.md has a table of how a batch ends.
+ * The caller publishes the report after its commit.
+ *
+ * Progress: if more is set, next_start > start, or rows were removed, or stop ended the batch.
  *
  * Takes RowExclusiveLock on the claims until the transaction ends, AccessShareLock on the scopes
  * if a row is in progress, and never waits for a row.  Raises what the store raises.

@@ -2,30 +2,20 @@
  * launcher.c
  *	  Which database is due for cleaning, and starting its worker.
  *
- * The launcher has no database of its own.  It reads the shared catalogs only, so it blocks
- * neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.  It starts a short-lived worker
- * for a database in which something is to be done: at most one for a database, and
- * WORKERS_MAX in all.  An idle database has no connection of ours.
+ * README.md draws the states of a database.  The launcher has no database of its own.  It reads
+ * the shared catalogs only, so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.
  *
- * A database is due
- *	- when the launcher has started, and after a reload;
- *	- when its earliest known expiry has passed, or a batch left expired rows behind, and
- *	  idem.cleanup_interval has passed since its latest worker started;
- *	- LOOK_INTERVAL after its latest worker started: nobody announces rows that were
- *	  restored, replicated, prepared, or written by a superuser.
- * After failures the interval doubles with each of them.  If several databases are due, the
- * one whose worker started longest ago, or failed, comes first.
+ * It looks at each database every LOOK_INTERVAL, because nobody announces rows that were restored,
+ * replicated, prepared, or written by a superuser.
  *
- * What the launcher knows of a database (LauncherDatabase) is lost when the launcher is
- * restarted; it then starts one worker for each database.  It sees workers of a former
- * launcher by their pid in shared memory (stats.c).  That pid also keeps a second worker out
- * of a database if the launcher is wrong.
+ * A launcher that is restarted knows nothing of the databases, and starts one worker for each.  In
+ * shared memory it sees the workers of the launcher before it by their pid.  That pid also keeps a
+ * second worker out of a database if the launcher is wrong.
  *
  * A server that preloads the library starts the launcher, which cares for all databases.
  * Elsewhere idem_start_worker() starts it (start_worker.c).  It then cares for the databases in
- * which that function was called, and ends when none of them is left: each was dropped, or has
- * lost the extension.  There is one such launcher in a server, so idem takes no more worker
- * slots than with preload, however many databases are started.
+ * which that function was called, and ends when each of them was dropped, or has lost the
+ * extension.  A server has one launcher, so idem takes no more worker slots than with preload.
  */
 #include "postgres.h"
 
@@ -249,9 +239,9 @@ remove_unlisted_databases(void)
 }
 
 /*
- * Reads pg_database.  The list of databases that have statistics is read first: one that is
- * missing from a later snapshot was dropped.  In the other order, a database that is created
- * meanwhile could have statistics and be missing from the snapshot.
+ * Reads pg_database, and forgets the statistics of databases that were dropped.  It reads first
+ * which databases have statistics, then pg_database: a database of the first list that the second
+ * lacks was dropped.  In the other order, it could have been created in between.
  */
 static void
 refresh_databases(void)
@@ -373,7 +363,7 @@ start_interval(const LauncherDatabase *db, bool backlog)
 	if (db->failures > 0)
 		return Max(interval,
 				   Min(interval << Min(db->failures - 1, 16), BACKOFF_MAX));
-	/* A worker leaves backlog behind only to make room for other databases. */
+	/* A worker that left backlog ended to make room for other databases. */
 	if (backlog)
 		return Min(interval, IDEM_RUN_DURATION_MAX);
 	return interval;

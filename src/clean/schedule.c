@@ -1,31 +1,7 @@
 /*
  * schedule.c
- *	  From the marks and a batch's result to the next order.
- *
- * A batch starts at the low-water mark, where the batch before it ended, so that it does not
- * pass the dead index entries of the rows that earlier batches removed.  Some rows can still
- * be behind the mark: rows that a batch skipped because they were locked, rows of a
- * transaction that committed late or changed expires_at, rows that were restored or
- * replicated.
- *
- * A rescan finds them.  It reads the index from its very start to the mark.  While somebody
- * holds an old snapshot, that way has a dead entry for every claim removed since.  So a
- * rescan goes in slices, each of them a batch, and after each slice comes a batch at the
- * mark.  How far the rescan has come is in the marks: the next worker continues there.
- *
- * A rescan is due
- *	- if the earliest expiry that is known lies behind the mark;
- *	- IDEM_RESCAN_INTERVAL after the one before began: nobody announces a row that was
- *	  restored;
- *	- as the first one of all, and if it was ordered (after a reload).
- *
- * There is one clock: the time since the latest rescan began.  Slices, and the beginning of
- * the next rescan, wait until that time is IDEM_RESCAN_FACTOR times what the slices of the
- * rescan have taken, so rescans take 5 % of the time at most.  There are two exceptions:
- *	- while nothing is left to remove at the mark, slices run without a pause, up to
- *	  IDEM_RESCAN_INTERVAL before it is over; the next rescan begins that much later;
- *	- an urgent rescan does not pause: the first one, and one that was ordered.
- * A slice that removed as much as a batch may is not counted as time of the rescan.
+ *	  From the marks and a batch's result to the next order.  README.md draws the low-water mark,
+ *	  the rescan behind it, and says as an inequality when a slice runs.
  */
 #include "postgres.h"
 
@@ -40,8 +16,8 @@ is_rescanning(const IdemCleanupMarks *marks)
 }
 
 /*
- * Since the latest rescan began; PG_INT64_MAX if there was none.  The same if the clock was
- * set back: otherwise no rescan would begin until the clock has caught up.
+ * Time since the latest rescan began; PG_INT64_MAX if there was none, or if the clock was set
+ * back.  Otherwise no rescan would begin until the clock has caught up.
  */
 static int64
 rescan_age_us(const IdemCleanupMarks *marks, TimestampTz now)
@@ -106,8 +82,8 @@ begin_rescan(IdemCleanupRun *run, TimestampTz now)
 }
 
 /*
- * The mark is now if it is not known, and if the clock was set back.  The first rescan is
- * for all that has expired by now, and a batch at the mark for what expires from now on.
+ * Without a mark, it becomes now: the first rescan removes what has expired by now, batches at the
+ * mark what expires later.  If the clock was set back, the mark follows it.
  */
 static void
 set_mark(IdemCleanupRun *run, TimestampTz now)

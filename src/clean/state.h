@@ -49,9 +49,9 @@ extern bool idem_state_is_started(Oid database);
 extern uint32 idem_state_get_starts(void);
 
 /*
- * Stops this database, unless it was started again.  starts: what was known before you looked
- * for the extension in vain.  Otherwise a session that creates the extension meanwhile, and
- * starts the database, would find it stopped.
+ * Stops this database because it has no extension.  starts: what idem_state_get_starts() returned
+ * before the caller looked for the extension.  Does nothing if a session has started the database
+ * since: that session may have created the extension.
  */
 extern void idem_state_stop_database(uint32 starts);
 

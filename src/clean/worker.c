@@ -2,14 +2,16 @@
  * worker.c
  *	  The worker that removes a database's expired claims.
  *
- * It removes batch after batch without a pause, each in its own transaction, until nothing
- * is left to do, and ends.  What a batch looks at is decided in clean/schedule.c.
+ * It runs batch after batch without a pause, each in its own transaction, until nothing is left to
+ * do, and ends.  README.md draws who orders what.
  *
- * Leaving in time: DROP, ALTER and a copy of the database lock it.  Before each batch and
- * several times a second within one, the worker tries a lock that conflicts with theirs,
- * without waiting, and ends if it is refused.  For each table a batch waits once at most, for
- * some seconds; a run in which a batch takes long ends with it.  So nobody who locks tables of
- * his database can keep the server's few workers there.
+ * Leaving in time: DROP, ALTER and a copy of the database lock it.  Before each batch, and several
+ * times a second within one, the worker tries a lock that conflicts with theirs, without waiting,
+ * and ends if it is refused.
+ *
+ * A batch waits for each table once at most, for WORKER_LOCK_TIMEOUT, and a run ends after a batch
+ * of more than LONG_BATCH.  Otherwise owners who lock tables of their databases again and again
+ * could keep all WORKERS_MAX workers of the server there.
  *
  * Launcher and worker run as the bootstrap superuser, in databases whose owners are not
  * trusted.  So they run no SQL, and call no function that a catalog of the database names:
@@ -112,13 +114,16 @@ must_leave_database(void)
  * Called in the transaction of the batch.  This process becomes the database's worker only
  * here, when the database is known to have the extension: statistics of others are not kept.
  *
- * The extension itself is not locked: whoever owns any function could keep us out, since ALTER
- * FUNCTION ... DEPENDS ON EXTENSION locks it exclusively.  DROP EXTENSION locks it, then its
- * tables, idem_claims first, and only then changes a catalog.  So the lock of idem_claims keeps
- * the extension for the batch, too, and a batch that has it can wait for idem_scopes without a
- * deadlock.  DROP EXTENSION waits for one batch at most, because the next one queues behind it.
- * Only before we have the table's lock can the extension go: therefore idem_catalog_exists()
- * raises nothing, and is asked again.
+ * The worker locks idem_claims, not the extension: any owner of a function could keep it out, by
+ * ALTER FUNCTION ... DEPENDS ON EXTENSION, which locks the extension exclusively.
+ *
+ * DROP EXTENSION locks the extension, then idem_claims, then its other tables, and only then
+ * changes a catalog.  So
+ *	- while the worker has idem_claims locked, the extension stays;
+ *	- the worker can then wait for idem_scopes without a deadlock;
+ *	- DROP EXTENSION waits for one batch at most: the next batch queues behind it;
+ *	- the extension can go while the worker waits for idem_claims: so it looks again afterwards,
+ *	  and idem_catalog_exists() raises nothing.
  *
  * Raises 55000 for an extension that this library does not serve.  Its claims are there and
  * expire, so what is known of them stays published.
