@@ -220,6 +220,14 @@ prepare_for_examples()
 	[ -z "$redis" ] || install_without_service redis-server
 }
 
+prepare_for_torture()
+{
+	if ! command -v spin >/dev/null && command -v apt-get >/dev/null; then
+		apt update
+		install_packages spin
+	fi
+}
+
 has_node_modules()
 {
 	as_user node -e 'require("pg")' >/dev/null 2>&1
@@ -252,17 +260,23 @@ make_workspace()
 	cd "$workspace" || exit
 }
 
-# For an EXIT trap. Also stops servers that an interrupted test has left running in there.
-remove_workspace()
+# Stops servers that an interrupted test has left running in the workspace.
+stop_servers()
 {
 	local pidfile
 
-	[ -n "$workspace" ] || return 0
-	cd /
 	find "$workspace" -name postmaster.pid | while read -r pidfile; do
 		as_user pg_ctl -D "$(dirname "$pidfile")" -s -m immediate stop \
 			</dev/null >/dev/null 2>&1 || true
 	done
+}
+
+# For an EXIT trap
+remove_workspace()
+{
+	[ -n "$workspace" ] || return 0
+	cd /
+	stop_servers
 	rm -rf "$workspace"
 	workspace=
 }
