@@ -761,6 +761,13 @@ TRUNCATE idem_claims;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 SELECT now() + interval '1 hour', 'completed', r, 'u', '' FROM unnest(ARRAY['removed', 'leaves a place', 'of another transaction']) AS r;
 DELETE FROM idem_claims WHERE request_id = 'leaves a place';
+-- An older snapshot, such as that of autovacuum, would keep the row.
+DO $$
+BEGIN
+	WHILE EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL) LOOP
+		PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+	END LOOP;
+END $$;
 VACUUM idem_claims;
 DELETE FROM idem_claims WHERE request_id = 'removed';
 BEGIN;
