@@ -431,6 +431,7 @@ REVOKE USAGE ON SCHEMA one FROM idem_group;
 DROP ROLE idem_caller, idem_group;
 -- Longer than a session remembers
 SELECT ask(repeat(' ', 300) || 'one.which()'), ask(repeat(' ', 300) || 'two.which()');
+DROP FUNCTION ask(text, jsonb);
 
 -- ----- how the function runs -----
 
