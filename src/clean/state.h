@@ -19,8 +19,8 @@ extern void idem_state_publish_run(void);
 /* ----- databases that an operator has started: idem_start_worker() ----- */
 
 /*
- * Where the library is not preloaded, this process becomes the server's launcher until it
- * ends.  False: the server has one.
+ * For a server that does not preload the library: makes this process its launcher, for as long
+ * as the process lives.  False: there is one already.
  */
 extern bool idem_state_attach_launcher(void);
 
@@ -49,9 +49,9 @@ extern bool idem_state_is_started(Oid database);
 extern uint32 idem_state_get_starts(void);
 
 /*
- * Stops this database because it has no extension.  starts: what idem_state_get_starts() returned
- * before the caller looked for the extension.  Does nothing if a session has started the database
- * since: that session may have created the extension.
+ * Ends the cleaning of this database, which has no extension.  starts: what idem_state_get_starts()
+ * returned before the caller looked for the extension.  Does nothing if a session has called
+ * idem_start_worker() since: that session may have created the extension.
  */
 extern void idem_state_stop_database(uint32 starts);
 

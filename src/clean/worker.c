@@ -51,8 +51,9 @@
 #include "store/catalog.h"
 
 /*
- * Dead entries that a batch passes: as many as the rows that it removes by default, because
- * passing an entry is several times cheaper than removing a row.
+ * A batch ends after so many dead entries of the index.  This is the default of
+ * idem.cleanup_batch_size: to pass an entry is several times cheaper than to remove a row, so dead
+ * entries lengthen a batch by a fraction.
  */
 #define BATCH_DEAD_MAX 50000
 
@@ -112,7 +113,8 @@ must_leave_database(void)
 
 /*
  * Called in the transaction of the batch.  This process becomes the database's worker only
- * here, when the database is known to have the extension: statistics of others are not kept.
+ * here, when the database is known to have the extension: no statistics are kept of a database
+ * without it.
  *
  * The worker locks idem_claims, not the extension: any owner of a function could keep it out, by
  * ALTER FUNCTION ... DEPENDS ON EXTENSION, which locks the extension exclusively.
@@ -122,11 +124,11 @@ must_leave_database(void)
  *	- while the worker has idem_claims locked, the extension stays;
  *	- the worker can then wait for idem_scopes without a deadlock;
  *	- DROP EXTENSION waits for one batch at most: the next batch queues behind it;
- *	- the extension can go while the worker waits for idem_claims: so it looks again afterwards,
- *	  and idem_catalog_exists() raises nothing.
+ *	- the extension can go while the worker waits for idem_claims.  So the worker looks again
+ *	  afterwards, by idem_catalog_exists(), which is false then, where others raise an error.
  *
- * Raises 55000 for an extension that this library does not serve.  Its claims are there and
- * expire, so what is known of them stays published.
+ * Raises 55000 for an extension that this library does not serve, rather than returning false:
+ * after false the database's statistics are removed, but its claims are there, and expire.
  */
 static bool
 may_run_batch(void)
@@ -257,8 +259,8 @@ run_batches(bool rescan)
  * a failure, and starts the next worker later.
  *
  * 55000 means that something is wrong with the extension itself, its version or an object that was
- * renamed, and stays wrong until somebody acts.  The first worker that meets it logs it; later
- * ones only publish it.
+ * renamed, and stays wrong until somebody acts.  The first worker that meets it logs it.  One that
+ * tries again (is_retry) and meets the same error only publishes it, and ends.
  */
 static void
 fail(bool is_retry)

@@ -54,10 +54,10 @@
 #define DELETE_WAIT_MS 5000
 
 /*
- * 64 new keys or more are claimed together.  Without this, figure 4 of the benchmark (batches)
- * takes 40 % longer.  Fewer keys are claimed one by one: each group takes the id of a
- * subtransaction, and once a transaction has more than 64 of these ids, the snapshots of all
- * other sessions cost more.
+ * A group of so many new keys, or more, is claimed together, in a subtransaction.  Without groups,
+ * figure 4 of the benchmark (batches) takes 40 % longer.  Fewer keys are claimed one by one, without
+ * a subtransaction: once a transaction has had more than 64 subtransactions with an id
+ * (PGPROC_MAX_CACHED_SUBXIDS), the snapshots of all other sessions cost more.
  */
 #define TOGETHER_MIN 64
 

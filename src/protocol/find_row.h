@@ -52,9 +52,10 @@ extern bool idem_find_row(IdemRowCall *call);
 extern void idem_find_row_of_holder(IdemRowCall *call);
 
 /*
- * Waits until no other transaction has the row that was found locked.  The first one
- * returns false when the deadline passes, and sets the blocked_by; the second one raises ID503
- * or ID409.
+ * Waits until no other transaction holds a lock on the row that was found.  The caller then has no
+ * lock on it either, and has to look again.  When the deadline passes, the first function returns
+ * false, and says in blocked_by who holds the row; the second one raises ID503, or ID409 for a
+ * caller who did not want to wait.
  */
 extern bool idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
 								   const IdemDeadline *deadline,

@@ -190,7 +190,8 @@ take_lock(const Awaited *awaited, bool dont_wait)
  * has stopped the timer and kept the indicator that says whether the timer fired.  The handler
  * of the timer sets the indicator and the request together.  If a user cancels at the same
  * moment, the two requests cannot be told apart, and the user's is lost, as in core's
- * ProcessInterrupts().  A statement_timeout stays pending, and so does the end of the session.
+ * ProcessInterrupts().  If statement_timeout has fired too, the request stays for it.  The request
+ * to end the session is another flag, and stays.
  */
 static void
 forget_lock_timeout(void)

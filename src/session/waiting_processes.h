@@ -16,9 +16,10 @@ typedef struct IdemWaitingProcess
 } IdemWaitingProcess;
 
 /*
- * This process sleeps until it has been woken up for the key: tell the others.  A call that
- * ends the sleep takes it back, and so does the end of the transaction or subtransaction.
- * Both do nothing without shared memory.
+ * Shows in shared memory, for idem_holders, that this process waits for the key, and for which
+ * transaction (xid; InvalidTransactionId: for a lease).  Nobody is woken up by it.
+ * idem_waiting_end() ends this, and so does the end of the transaction or subtransaction.  Both
+ * functions do nothing without shared memory.
  */
 extern void idem_waiting_begin(const IdemKey *key, TransactionId xid);
 extern void idem_waiting_end(void);

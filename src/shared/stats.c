@@ -70,9 +70,9 @@ lower_claimed(IdemDatabase *slot, TimestampTz expires_at)
 	uint64		current;
 
 	/*
-	 * Read slot->claimed only after the commit.  If nothing is written below, because the
-	 * value is low enough and no batch has reset it, the snapshot of the batch that resets
-	 * it will see our rows.
+	 * Read slot->claimed, the earliest expiry that was published, only after the commit.  If it
+	 * is low enough, nothing is written below.  Then no batch has reset it yet.  The batch that
+	 * resets it later takes its snapshot after that (idem_stats_begin_batch()), and sees our rows.
 	 */
 	pg_memory_barrier();
 	current = pg_atomic_read_u64(&slot->claimed);

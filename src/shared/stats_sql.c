@@ -194,8 +194,8 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem__stat_launcher(): the pid of the launcher; NULL: there is none.  From the processes that
- * run, not from shared memory: a launcher that was killed leaves nothing behind there.
+ * idem__stat_launcher(): the pid of the launcher; NULL: there is none.  It looks among the running
+ * processes, not in shared memory, where a launcher that was killed would still be noted.
  */
 Datum
 idem__stat_launcher(PG_FUNCTION_ARGS)

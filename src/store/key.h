@@ -50,8 +50,9 @@ extern char *idem_key_to_string(const IdemKey *key);
 extern bool idem_key_parse_time(const IdemKey *key, TimestampTz *key_time);
 
 /*
- * The fingerprint of a JSON array.  The caller appends "[" and elements that are canonical
- * already, or none; this adds one more element, and the end of the array.
+ * The fingerprint of a JSON array.  The caller has written "[" and, if there are other elements,
+ * these in canonical form, each with a comma after it.  This adds the last element, in canonical
+ * form, and "]".
  */
 extern bytea *idem_fingerprint_of_array(StringInfo canonical, Jsonb *last);
 

@@ -130,9 +130,9 @@ lock_relation(Oid relid, bool dont_wait)
 }
 
 /*
- * Another session can drop the table after we have read the catalog.  Taking the lock then
- * processes the invalidation, and idem_catalog() finds the new table, or raises the error that
- * there is none.
+ * Another session can drop the table after we have read its OID from the catalog.  The lock of
+ * an OID without a table succeeds, and processes the invalidation; so the next idem_catalog()
+ * finds the table that was created in its place, or raises the error that there is none.
  */
 static Relation
 open_claims_to_write(void)
@@ -166,9 +166,10 @@ open_key_index(Relation claims, bool to_write)
 }
 
 /*
- * As open_claims_to_write().  The lock can have waited for DDL that put another table in place
- * of this one.  So a reader asks the catalog again once it has the lock.  A writer need not ask:
- * that DDL has set is_stale, and the next use opens the store anew.
+ * As open_claims_to_write().  The lock can have waited for DDL that renamed this table and put
+ * another one in its place.  So a reader asks the catalog again once it has the lock.  A writer
+ * need not: that DDL has set is_stale, and each idem_store_use() looks at it.  A claim calls
+ * idem_store_open() before its first look at a row, so even this look is at the new table.
  */
 void
 idem_store_open_to_read(Relation *claims, Relation *key_index)

@@ -236,10 +236,11 @@ probe(IdemStore *store, const IdemKey *key, IdemFound *found)
 }
 
 /*
- * Reads the row that a dirty snapshot has found as SQL would read it.  The read takes part
- * in serializable conflict checking.  Raises 40001 where the transaction's snapshot does not
- * see the row, as INSERT ... ON CONFLICT DO NOTHING does (ExecCheckTupleVisible): doing
- * nothing would rest on a row that the transaction cannot see.
+ * A dirty snapshot has found a row.  Reads it again, as SQL would, by the transaction's snapshot.
+ * This read takes part in serializable conflict checking.  In REPEATABLE READ and SERIALIZABLE
+ * it raises 40001 if that snapshot does not see the row, as INSERT ... ON CONFLICT DO NOTHING
+ * does (ExecCheckTupleVisible): otherwise the answer would rest on a row that the transaction
+ * cannot see.
  */
 static void
 read_by_snapshot(IdemStore *store, const IdemFound *found)
@@ -455,9 +456,11 @@ idem_store_compare_keys(const IdemKey *a, const IdemKey *b)
 }
 
 /*
- * A batch asks this once for many keys.  Without it, figure 4 of the benchmark takes a
- * quarter longer for time-ordered ids: these are often beyond all that are there.  Any entry
- * of the index counts, also a dead one, so that the scan ends at the first.
+ * A batch asks this once for many keys.  If it is true, the batch inserts them without a look at
+ * each.  An entry that appears afterwards makes the insertion of its key fail, as always.
+ * Without this, figure 4 of the benchmark takes a quarter longer for time-ordered ids, which are
+ * often greater than all that are there.  A dead entry counts too, so that the scan ends at the
+ * first entry.
  */
 bool
 idem_store_is_empty_between(const IdemKey *first, const IdemKey *last)
@@ -557,8 +560,9 @@ set_time(TupleTableSlot *slot, AttrNumber column, TimestampTz value)
 
 /*
  * To whole seconds: many entries of the index by time are then equal, and take less room.
- * An operator can have set a row's expires_at to infinity, which stays; or into the last second
- * that is a timestamp: the next one could be written, but no dump with it be restored.
+ * Leaves alone what an operator can have set: infinity; and a time in the last second of the
+ * type's range.  Rounded up, that would be a value which the server stores, but which it does not
+ * read again from a dump.
  */
 static TimestampTz
 round_up(TimestampTz time)

@@ -8,19 +8,19 @@
  * refuse any other table that they are attached to.
  *
  * idem__scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
- * refuses lengths that cannot be promised, and makes all sessions read the table again
- * (policy.c).
+ * refuses a ttl or lease with months, which have no fixed length, or out of range, and makes all
+ * sessions read the table again (policy.c).
  *
  * idem__scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
  * is new if its own time lies within the ttl, because a claim of it would still be
  * remembered.  That conclusion is wrong for keys whose claims may have had a shorter ttl:
  * claims from before uuidv7 was switched on, from before the ttl grew, or from a time when
  * the scope had no row.  So each of these changes sets guarded_since, and keys up to that
- * time count as stale.  Nothing else is remembered of the past.  The trigger does not fire
- * on a subscriber, which receives the publisher's guarded_since.
+ * time count as stale.  The trigger does not fire on a subscriber, which receives the
+ * publisher's guarded_since.
  *
- * The change takes ExclusiveLock on the table, then reads the clock, and keeps the lock
- * until it commits.  A claim holds RowShareLock while it checks its policy, reads the
+ * For such a change, idem__scopes_guard() takes ExclusiveLock on the table, then reads the clock,
+ * and keeps the lock until the transaction commits.  A claim holds RowShareLock while it checks its policy, reads the
  * clock and writes its row (policy.h).  So every claim under the old policy has read the
  * clock before the change did, and every later claim follows the new policy.  A key's own
  * time can be a minute ahead of the clock: guarded_since therefore adds a minute.

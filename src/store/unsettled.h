@@ -12,10 +12,11 @@
 #include "store/store.h"
 
 /*
- * Such rows as the snapshot sees them, in no order.  scope: only those of a scope; NULL: of
- * all.  It only reads, also on a standby, and holds AccessShareLock on the table from begin
- * to end.  Raises 55000 where the index is missing that finds these rows among all others,
- * and 55000 or 40001 where that index was created too late for the snapshot.
+ * Reads the rows in progress, as the snapshot sees them, in no order.  scope: only those of a
+ * scope; NULL: of all.  It only reads, also on a standby, and holds AccessShareLock on the table
+ * from begin to end.  Raises an error if their index cannot be used:
+ *	55000	it is missing, or was created too late for the snapshot of this statement
+ *	40001	it was created too late for the snapshot of the whole transaction
  */
 typedef struct IdemUnsettledScan IdemUnsettledScan;
 
