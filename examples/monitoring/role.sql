@@ -20,8 +20,8 @@
 --
 -- read_all_stats=on shows the statements of all sessions in all databases of the server to the
 -- role, and so to the owner of each database that it reads. Use it only if you trust all of them.
--- Without it idempotency_dead_rows_held_seconds is missing while a session of another role holds
--- dead rows back; idempotency_dead_rows_held_transactions is there without it.
+-- Without it idem_dead_rows_held_seconds is missing while a session of another role holds
+-- dead rows back; idem_dead_rows_held_transactions is there without it.
 --
 -- Who runs this. The owner of idem can, who is no superuser, with CREATEROLE or once the role
 -- exists. If the owner may not alter the role, a warning says what is missing then. A superuser

@@ -247,10 +247,10 @@ CREATE VIEW @extschema@.idem_metrics AS
 		(SELECT @extschema@.idem__stat_launcher(), @extschema@.idem__stat_cleaning()) AS standing (launcher_pid, cleaning),
 	LATERAL (
 		SELECT n.name, n.le, n.outcome, NULL, n.type, n.help, n.value FROM (
-		VALUES ('idempotency_cleanup_rows_total', NULL, NULL, 'counter',
+		VALUES ('idem_cleanup_rows_total', NULL, NULL, 'counter',
 			'Expired claims that were removed.', cleanup.rows_deleted::float8)
 		UNION ALL
-		SELECT 'idempotency_cleanup_batch_duration_seconds_' || d.sample, d.le, NULL, 'histogram',
+		SELECT 'idem_cleanup_batch_duration_seconds_' || d.sample, d.le, NULL, 'histogram',
 			'Duration of a batch of the cleanup, its commit included.', d.value
 		FROM (
 			SELECT 'bucket', replace(b.bound::numeric::text, 'Infinity', '+Inf'),
@@ -261,59 +261,59 @@ CREATE VIEW @extschema@.idem_metrics AS
 				('count', NULL, cleanup.batches)
 		) AS d (sample, le, value)
 		UNION ALL VALUES
-			('idempotency_cleanup_errors_total', NULL, NULL, 'counter',
+			('idem_cleanup_errors_total', NULL, NULL, 'counter',
 				'Errors of the cleanup worker.', cleanup.errors),
-			('idempotency_cleanup_backlog', NULL, NULL, 'gauge',
+			('idem_cleanup_backlog', NULL, NULL, 'gauge',
 				'1 if the latest batches ended by their bounds: expired claims can be left that can be removed.', cleanup.backlog::int4),
-			('idempotency_unknown_claims', NULL, NULL, 'gauge',
+			('idem_unknown_claims', NULL, NULL, 'gauge',
 				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
-			('idempotency_oldest_expired_age_seconds', NULL, NULL, 'gauge',
+			('idem_oldest_expired_age_seconds', NULL, NULL, 'gauge',
 				'How long the oldest claim that is still there, except unknown ones, has been expired; 0 if none is known.',
 				COALESCE(date_part('epoch', cleanup.oldest_expired_age), 0))
 		UNION ALL
-		SELECT 'idempotency_claims_total', NULL, o.outcome, 'counter', 'Answers of claim calls, by outcome.', o.number
+		SELECT 'idem_claims_total', NULL, o.outcome, 'counter', 'Answers of claim calls, by outcome.', o.number
 		FROM (VALUES ('claimed', claims.claimed), ('completed', claims.completed), ('failed', claims.failed),
 			('in_progress', claims.in_progress), ('timed_out', claims.timed_out), ('unknown', claims."unknown"),
 			('mismatch', claims.mismatch), ('stale', claims.stale), ('invalid', claims.invalid)) AS o (outcome, number)
 		UNION ALL VALUES
-			('idempotency_wait_seconds_sum', NULL, NULL, 'summary',
+			('idem_wait_seconds_sum', NULL, NULL, 'summary',
 				'Time that claim calls waited for another holder.', claims.wait_seconds),
-			('idempotency_wait_seconds_count', NULL, NULL, 'summary',
+			('idem_wait_seconds_count', NULL, NULL, 'summary',
 				'Time that claim calls waited for another holder.', claims.waits),
-			('idempotency_reclaims_total', NULL, NULL, 'counter',
+			('idem_reclaims_total', NULL, NULL, 'counter',
 				'Requests that were taken over: a lease that lapsed, or a failed one.', claims.reclaims),
-			('idempotency_lost_leases_total', NULL, NULL, 'counter',
+			('idem_lost_leases_total', NULL, NULL, 'counter',
 				'Calls with the token of a lease that is not held any more.', claims.lost_leases),
-			('idempotency_healed_total', NULL, NULL, 'counter',
+			('idem_healed_total', NULL, NULL, 'counter',
 				'Leases that were settled by somebody who found the work done.', claims.healed),
-			('idempotency_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
+			('idem_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
 				'How long ago the latest batch of the cleanup ended.',
 				date_part('epoch', clock_timestamp() - cleanup.last_run)),
-			('idempotency_cleanup_launcher_up', NULL, NULL, 'gauge',
+			('idem_cleanup_launcher_up', NULL, NULL, 'gauge',
 				'1 if the process runs that starts the workers. Not where idem is not preloaded and no worker was started.',
 				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory = 'preloaded'
 					THEN (standing.launcher_pid IS NOT NULL)::int4 END),
-			('idempotency_cleanup_active', NULL, NULL, 'gauge',
+			('idem_cleanup_active', NULL, NULL, 'gauge',
 				'1 if somebody cleans this database: a worker, or a session in the last hour.',
 				((starts_with(standing.cleaning, 'worker') AND standing.launcher_pid IS NOT NULL)
 					OR COALESCE(cleanup.last_run > (clock_timestamp() - interval '1 hour'), false))::int4),
-			('idempotency_claims', NULL, NULL, 'gauge',
+			('idem_table_claims', NULL, NULL, 'gauge',
 				'Claims in the table, an estimate.', size.claims),
-			('idempotency_claims_dead_rows', NULL, NULL, 'gauge',
+			('idem_table_dead_rows', NULL, NULL, 'gauge',
 				'Dead rows of the table, an estimate.', size.dead_rows),
-			('idempotency_claims_bytes', NULL, NULL, 'gauge',
+			('idem_table_bytes', NULL, NULL, 'gauge',
 				'Size of the table with its indexes.', size.bytes),
-			('idempotency_dead_rows_held_seconds', NULL, NULL, 'gauge',
+			('idem_dead_rows_held_seconds', NULL, NULL, 'gauge',
 				'Age of the oldest transaction that keeps VACUUM from removing dead rows.',
 				CASE WHEN size.held_back_by IS NULL THEN 0
 					ELSE date_part('epoch', clock_timestamp() - size.held_back_since) END),
-			('idempotency_dead_rows_held_transactions', NULL, NULL, 'gauge',
+			('idem_dead_rows_held_transactions', NULL, NULL, 'gauge',
 				'Transactions of the server since what keeps VACUUM from removing dead rows began.',
 				COALESCE(size.held_back_transactions, 0))
 		) AS n (name, le, outcome, type, help, value)
 		UNION ALL
 		-- A real scope of such a name would be counted with it: a sample must not come twice.
-		SELECT 'idempotency_scope_' || a.sample, NULL, a.outcome,
+		SELECT 'idem_scope_' || a.sample, NULL, a.outcome,
 			CASE s.scope WHEN '' THEN '(default)' ELSE COALESCE(s.scope, '(other)') END, a.type, a.help, sum(a.value)
 		FROM @extschema@.idem_stat_scopes AS s,
 		LATERAL (

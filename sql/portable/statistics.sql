@@ -75,53 +75,53 @@ CREATE VIEW @extschema@.idem_metrics AS
 		m.type, m.help, m.value
 	FROM @extschema@.idem_stat_cleanup AS cleanup, @extschema@.idem_stat_table AS size,
 	LATERAL (SELECT n.name, n.le, NULL, n.type, n.help, n.value FROM (VALUES
-		('idempotency_cleanup_rows_total', NULL, 'counter',
+		('idem_cleanup_rows_total', NULL, 'counter',
 			'Expired claims that were removed.', cleanup.rows_deleted::float8),
-		('idempotency_cleanup_batch_duration_seconds_bucket', '+Inf', 'histogram',
+		('idem_cleanup_batch_duration_seconds_bucket', '+Inf', 'histogram',
 			'Duration of a batch of the cleanup.', cleanup.batches),
-		('idempotency_cleanup_batch_duration_seconds_sum', NULL, 'histogram',
+		('idem_cleanup_batch_duration_seconds_sum', NULL, 'histogram',
 			'Duration of a batch of the cleanup.', cleanup.total_batch_seconds),
-		('idempotency_cleanup_batch_duration_seconds_count', NULL, 'histogram',
+		('idem_cleanup_batch_duration_seconds_count', NULL, 'histogram',
 			'Duration of a batch of the cleanup.', cleanup.batches),
-		('idempotency_cleanup_backlog', NULL, 'gauge',
+		('idem_cleanup_backlog', NULL, 'gauge',
 			'1 if the latest batch of the cleanup left expired claims behind.', cleanup.backlog::int4),
-		('idempotency_cleanup_last_run_age_seconds', NULL, 'gauge',
+		('idem_cleanup_last_run_age_seconds', NULL, 'gauge',
 			'How long ago the latest batch of the cleanup ended.', date_part('epoch', clock_timestamp() - cleanup.last_run)),
-		('idempotency_unknown_claims', NULL, 'gauge',
+		('idem_unknown_claims', NULL, 'gauge',
 			'Expired claims whose lease lapsed unsettled, kept until somebody finds out.',
 			CASE WHEN EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown') THEN
 				(SELECT count(*) FROM (SELECT e.scope, e.state FROM @extschema@.idem_claims AS e
 						WHERE e.expires_at <= clock_timestamp() ORDER BY e.expires_at LIMIT 10000) AS e
 					JOIN @extschema@.idem_scopes AS p USING (scope)
 				WHERE e.state::text = 'in_progress' AND p.lapsed = 'unknown') ELSE 0 END),
-		('idempotency_oldest_expired_age_seconds', NULL, 'gauge',
+		('idem_oldest_expired_age_seconds', NULL, 'gauge',
 			'How long the oldest expired claim that is still there has been expired.',
 			coalesce(date_part('epoch', cleanup.oldest_expired_age), 0)),
-		('idempotency_cleanup_active', NULL, 'gauge',
+		('idem_cleanup_active', NULL, 'gauge',
 			'1 if somebody cleans this database: a session in the last hour.',
 			coalesce(cleanup.last_run > clock_timestamp() - interval '1 hour', false)::int4),
-		('idempotency_claims', NULL, 'gauge',
+		('idem_table_claims', NULL, 'gauge',
 			'Claims in the table, an estimate.', size.claims),
-		('idempotency_claims_dead_rows', NULL, 'gauge',
+		('idem_table_dead_rows', NULL, 'gauge',
 			'Dead rows of the table, an estimate.', size.dead_rows),
-		('idempotency_claims_bytes', NULL, 'gauge',
+		('idem_table_bytes', NULL, 'gauge',
 			'Size of the table with its indexes.', size.bytes),
-		('idempotency_dead_rows_held_seconds', NULL, 'gauge',
+		('idem_dead_rows_held_seconds', NULL, 'gauge',
 			'Age of the oldest transaction that keeps VACUUM from removing dead rows.',
 			CASE WHEN size.held_back_by IS NULL THEN 0
 				ELSE date_part('epoch', clock_timestamp() - size.held_back_since) END),
-		('idempotency_dead_rows_held_transactions', NULL, 'gauge',
+		('idem_dead_rows_held_transactions', NULL, 'gauge',
 			'Transactions of the server since what keeps VACUUM from removing dead rows began.',
 			coalesce(size.held_back_transactions, 0))
 		) AS n (name, le, type, help, value)
 		UNION ALL
 		-- A real scope of such a name would be counted with it: a sample must not come twice.
-		SELECT 'idempotency_scope_claims', NULL, CASE s.scope WHEN '' THEN '(default)' ELSE coalesce(s.scope, '(other)') END,
+		SELECT 'idem_scope_claims', NULL, CASE s.scope WHEN '' THEN '(default)' ELSE coalesce(s.scope, '(other)') END,
 			'gauge', 'Claims in the table by scope, an estimate.', sum(s.claims)
 		FROM @extschema@.idem_stat_scopes AS s
 		GROUP BY 3
 	) AS m (name, le, scope, type, help, value)
 	WHERE m.value IS NOT NULL
 		-- On Citus the table of this node is empty, see sql/idem-citus.sql: its size says nothing.
-		AND NOT ((m.name ^@ 'idempotency_claims' OR m.name = 'idempotency_scope_claims')
+		AND NOT ((m.name ^@ 'idem_table_' OR m.name = 'idem_scope_claims')
 			AND to_regclass('@extschema@.idem__token_source') IS NOT NULL);

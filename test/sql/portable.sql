@@ -123,20 +123,20 @@ DELETE FROM idem_cleanup_batches;
 
 -- No sample reads the table: only indexes, and at most 10,000 rows.
 SELECT name, labels - 'database' AS labels, labels ? 'database' AS has_database, type, value >= 0 AS has_value
-FROM idem_metrics WHERE name <> 'idempotency_scope_claims' ORDER BY name COLLATE "C";
-SELECT value FROM idem_metrics WHERE name = 'idempotency_unknown_claims';
+FROM idem_metrics WHERE name <> 'idem_scope_claims' ORDER BY name COLLATE "C";
+SELECT value FROM idem_metrics WHERE name = 'idem_unknown_claims';
 SELECT idem_cleanup();
 SELECT name, value FROM idem_metrics WHERE name ~ 'rows_total|_bucket|_count|backlog' ORDER BY name COLLATE "C";
-SELECT value BETWEEN 0 AND 600 AS just_now FROM idem_metrics WHERE name = 'idempotency_cleanup_last_run_age_seconds';
+SELECT value BETWEEN 0 AND 600 AS just_now FROM idem_metrics WHERE name = 'idem_cleanup_last_run_age_seconds';
 BEGIN;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'u', '' FROM generate_series(1, 100) AS i;
-SELECT value BETWEEN 3600 AND 4200 AS an_hour FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds';
+SELECT value BETWEEN 3600 AND 4200 AS an_hour FROM idem_metrics WHERE name = 'idem_oldest_expired_age_seconds';
 -- Rows that were written by hand
 SAVEPOINT s;
 UPDATE idem_claims SET expires_at = '-infinity' WHERE request_id = '1';
 SELECT oldest_expired_age FROM idem_stat_cleanup;
-SELECT value / 86400 AS days FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds';
+SELECT value / 86400 AS days FROM idem_metrics WHERE name = 'idem_oldest_expired_age_seconds';
 UPDATE idem_claims SET expires_at = 'infinity';
 SELECT oldest_expired_age FROM idem_stat_cleanup;
 ROLLBACK TO s;

@@ -246,17 +246,17 @@ stat_is(
 insert_expired(5);
 query('CALL idem_cleanup_all(2)');
 is( query(
-		q{SELECT name, type, labels, value FROM idem_metrics WHERE name = 'idempotency_cleanup_rows_total'}
+		q{SELECT name, type, labels, value FROM idem_metrics WHERE name = 'idem_cleanup_rows_total'}
 	),
-	'idempotency_cleanup_rows_total|counter|{"database": "postgres"}|5',
-	'idempotency_cleanup_rows_total');
+	'idem_cleanup_rows_total|counter|{"database": "postgres"}|5',
+	'idem_cleanup_rows_total');
 is( query(
-		q{SELECT name, type, labels, value FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds'}
+		q{SELECT name, type, labels, value FROM idem_metrics WHERE name = 'idem_oldest_expired_age_seconds'}
 	),
-	'idempotency_oldest_expired_age_seconds|gauge|{"database": "postgres"}|0',
-	'idempotency_oldest_expired_age_seconds');
+	'idem_oldest_expired_age_seconds|gauge|{"database": "postgres"}|0',
+	'idem_oldest_expired_age_seconds');
 
-my $histogram = 'idempotency_cleanup_batch_duration_seconds';
+my $histogram = 'idem_cleanup_batch_duration_seconds';
 is( query(
 		"SELECT count(DISTINCT (type, help)) FROM idem_metrics WHERE name LIKE '$histogram%'"
 	),
@@ -326,7 +326,7 @@ query("SELECT idem_grant('nobody', 'operator')");
 is(query('SET ROLE nobody; SELECT idem_cleanup(1)'), 1, 'an operator cleans');
 query('SET ROLE nobody; CALL idem_cleanup_all(); SELECT idem_stat_reset()');
 is( query(
-		'SET ROLE nobody; SELECT s.rows_deleted, m.value FROM idem_stat_cleanup s, idem_metrics m WHERE m.name = \'idempotency_cleanup_rows_total\''
+		'SET ROLE nobody; SELECT s.rows_deleted, m.value FROM idem_stat_cleanup s, idem_metrics m WHERE m.name = \'idem_cleanup_rows_total\''
 	),
 	'0|0',
 	'and has the statistics');

@@ -61,7 +61,7 @@ is( $node->safe_psql(
 	't', 'the age of what is not cleaned stays, and grows');
 is( $node->safe_psql(
 		'postgres',
-		q{SELECT value > 0 FROM idem_metrics WHERE name = 'idempotency_oldest_expired_age_seconds'}
+		q{SELECT value > 0 FROM idem_metrics WHERE name = 'idem_oldest_expired_age_seconds'}
 	),
 	't', 'in the metrics, too');
 is(logged('0.9'), 1, 'the log has it once');

@@ -188,7 +188,7 @@ for (
 	ok(is_true_within(120, $database, "errors > 0 AND last_error LIKE 'no worker could clean database \"$database\" since %: $reason' FROM idem_stat_cleanup", $session),
 		"$database: reported after a minute");
 	is($session->ask(q{SELECT last_error_at IS NOT NULL FROM idem_stat_cleanup}), 't', 'with its time');
-	is($session->ask(q{SELECT value > 0 FROM idem_metrics WHERE name = 'idempotency_cleanup_errors_total'}), 't', 'and in the metric of the alert');
+	is($session->ask(q{SELECT value > 0 FROM idem_metrics WHERE name = 'idem_cleanup_errors_total'}), 't', 'and in the metric of the alert');
 	like(slurp_file($node->logfile), qr/WARNING:  no worker could clean database "$database" since .*: $reason\n.*DETAIL: .*\n.*HINT: /, 'and in the log');
 }
 ok($full->poll_query_until('shop', q{SELECT errors > 0 AND last_error LIKE '%: no background worker slot is free' FROM idem_stat_cleanup}), 'so is that no slot is free');

@@ -172,12 +172,12 @@ cmp_ok(query('SELECT wait_seconds FROM idem_stat_claims'), '>', $seconds, 'has i
 
 is( query(q{
 		SELECT count(*) FROM idem_metrics m, jsonb_each_text((SELECT to_jsonb(s) FROM idem_stat_claims s)) e
-		WHERE m.name = 'idempotency_claims_total' AND m.labels->>'outcome' = e.key AND m.value = e.value::float8}),
+		WHERE m.name = 'idem_claims_total' AND m.labels->>'outcome' = e.key AND m.value = e.value::float8}),
 	9, 'the metrics have every outcome, as the view has');
 is( query(q{
 		SELECT count(*) FROM idem_stat_claims s, idem_metrics m
-		WHERE (m.name = 'idempotency_wait_seconds_count' AND m.value = s.waits)
-			OR (m.name = 'idempotency_wait_seconds_sum' AND abs(m.value - s.wait_seconds) < 1e-6)}),
+		WHERE (m.name = 'idem_wait_seconds_count' AND m.value = s.waits)
+			OR (m.name = 'idem_wait_seconds_sum' AND abs(m.value - s.wait_seconds) < 1e-6)}),
 	2, 'and the waits');
 
 query('CREATE DATABASE second');

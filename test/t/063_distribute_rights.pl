@@ -169,7 +169,7 @@ GRANT SELECT (request_id) ON requests.idem_claims TO app});
 		FROM pg_class AS c WHERE c.oid = 'requests.idem_unsettled'::regclass};
 	my $view_before = as('owner', $database, $view);
 	like($view_before, qr/FROM .*idem_claims.*security_barrier/s, 'a view reads the claims');
-	my $sizes = q{SELECT count(*) FROM requests.idem_metrics WHERE name ~ '^idempotency_claims'};
+	my $sizes = q{SELECT count(*) FROM requests.idem_metrics WHERE name ~ '^idem_table_'};
 	is(as('owner', $database, $sizes), '3', 'the metrics have the size of the claims');
 	# Tokens that one server has drawn
 	as('owner', $database, q{SELECT setval('requests.idem_token_seq', 98765432109876)});

@@ -50,8 +50,8 @@ sub test_size
 	is(query('SELECT dead_rows, last_vacuum IS NULL, bytes > index_bytes, index_bytes > 0 FROM idem_stat_table'), '0|t|t|t', 'no dead rows yet');
 	query(q{SELECT idem_forget('u', i::text) FROM generate_series(1, 40) AS i});
 	becomes('SELECT claims, dead_rows FROM idem_stat_table', '60|40', 'dead rows are estimated');
-	is(metric('idempotency_claims') . ' ' . metric('idempotency_claims_dead_rows'), '60 40', 'and in the metrics');
-	cmp_ok(metric('idempotency_claims_bytes'), '==', query('SELECT bytes FROM idem_stat_table'), 'with the size');
+	is(metric('idem_table_claims') . ' ' . metric('idem_table_dead_rows'), '60 40', 'and in the metrics');
+	cmp_ok(metric('idem_table_bytes'), '==', query('SELECT bytes FROM idem_stat_table'), 'with the size');
 	return;
 }
 
@@ -63,7 +63,7 @@ sub test_holders
 	my $holder = 'SELECT held_back_by, held_back_by_pid FROM idem_stat_table';
 
 	becomes('SELECT held_back_by IS NULL FROM idem_stat_table', 't', 'nothing holds dead rows back');
-	is(metric('idempotency_dead_rows_held_seconds') . ' ' . metric('idempotency_dead_rows_held_transactions'), '0 0', 'in the metrics neither');
+	is(metric('idem_dead_rows_held_seconds') . ' ' . metric('idem_dead_rows_held_transactions'), '0 0', 'in the metrics neither');
 	$other->ask('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
 	is(query('SELECT held_back_by IS NULL FROM idem_stat_table'), 't', 'a snapshot in another database does not');
 	$other->ask('COMMIT');
@@ -74,8 +74,8 @@ sub test_holders
 	$young->ask('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
 	is(query($holder), 'transaction of process ' . $session->pid . '|' . $session->pid, 'the oldest snapshot, not the younger one');
 	is(query('SELECT held_back_since < clock_timestamp(), held_back_transactions > 0 FROM idem_stat_table'), 't|t', 'since when');
-	cmp_ok(metric('idempotency_dead_rows_held_seconds'), '>', 0, 'its age');
-	cmp_ok(metric('idempotency_dead_rows_held_transactions'), '>', 0, 'in transactions');
+	cmp_ok(metric('idem_dead_rows_held_seconds'), '>', 0, 'its age');
+	cmp_ok(metric('idem_dead_rows_held_transactions'), '>', 0, 'in transactions');
 	# VACUUM agrees.
 	my (undef, undef, $told) = $node->psql($database, 'VACUUM (VERBOSE) idem_claims');
 	like($told, qr/1 (?:are dead but not yet removable|dead row versions cannot be removed yet)/, 'VACUUM keeps the dead row');
@@ -107,7 +107,7 @@ sub test_holders
 	query("SELECT idem_forget('u', '42')");
 	becomes(q{SELECT held_back_by = 'replication slot "standby"' FROM idem_stat_table}, 't', 'a standby with a slot');
 	is(query('SELECT held_back_since IS NULL, held_back_transactions >= 0 FROM idem_stat_table'), 't|t', 'which does not say since when');
-	is(metric('idempotency_dead_rows_held_seconds'), '', 'nor does the metric');
+	is(metric('idem_dead_rows_held_seconds'), '', 'nor does the metric');
 	cmp_ok($reader->ask('SELECT count(*) FROM idem_stat_table'), '==', 1, 'the view works on a standby');
 	$reader->quit;
 	$standby->stop;
@@ -129,9 +129,9 @@ sub test_scopes
 	is(query('SELECT count(*) FROM idem_stat_scopes WHERE claims IS NOT NULL'), '33', '32 scopes and one row for the others');
 	is(query(q{SELECT count(*) FROM idem_stat_scopes WHERE scope IN ('', 's40', 's39') AND claims > 100}), '3', 'the largest scopes among them');
 	is(query(q{SELECT count(*) FROM idem_stat_scopes WHERE scope = 's1' AND claims IS NOT NULL}), '0', 'not the smallest');
-	cmp_ok(metric('idempotency_scope_claims', q{labels->>'scope' = '(default)'}), '==', query(q{SELECT claims FROM idem_stat_scopes WHERE scope = ''}),
+	cmp_ok(metric('idem_scope_claims', q{labels->>'scope' = '(default)'}), '==', query(q{SELECT claims FROM idem_stat_scopes WHERE scope = ''}),
 		'the default scope in the metrics');
-	cmp_ok(metric('idempotency_scope_claims', q{labels->>'scope' = '(other)'}), '==', query('SELECT claims FROM idem_stat_scopes WHERE scope IS NULL'),
+	cmp_ok(metric('idem_scope_claims', q{labels->>'scope' = '(other)'}), '==', query('SELECT claims FROM idem_stat_scopes WHERE scope IS NULL'),
 		'and the others');
 	# A scope of that name must not make a sample twice: scrapers refuse all then.
 	query(q{SELECT idem_claim('u', i::text, name) FROM generate_series(1, 500) AS i, (VALUES ('(other)'), ('(default)')) AS v (name)});
@@ -177,7 +177,7 @@ sub test_answers
 		's1 2 2 0, s2 2 0 0, s3 1 0 0, s4 2 0 1, other 2 0 0', 'answers by scope, by savepoint and batch');
 	is(query('SELECT sum(s.claimed) = max(c.claimed) AND sum(s.completed) = max(c.completed) AND sum(s.invalid) = max(c.invalid)
 		FROM idem_stat_scopes AS s, idem_stat_claims AS c'), 't', 'which are all answers');
-	is(metric('idempotency_scope_answers_total', q{labels->>'scope' = 's1' AND labels->>'outcome' = 'completed'}), '2', 'in the metrics');
+	is(metric('idem_scope_answers_total', q{labels->>'scope' = 's1' AND labels->>'outcome' = 'completed'}), '2', 'in the metrics');
 	is(query('SELECT count(*) FROM idem_stat_scopes WHERE claimed IS NOT NULL'), '33', 'of 32 scopes and one row');
 	$session->quit;
 	return;

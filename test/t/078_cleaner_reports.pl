@@ -75,14 +75,14 @@ $holder->quit;
 
 my $launcher = query('SELECT launcher_pid FROM idem_stat_cleanup');
 is(query(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idem launcher'}), $launcher, 'launcher_pid');
-is(query(q{SELECT string_agg(value::text, ' ' ORDER BY name) FROM idem_metrics WHERE name IN ('idempotency_cleanup_active', 'idempotency_cleanup_launcher_up')}),
+is(query(q{SELECT string_agg(value::text, ' ' ORDER BY name) FROM idem_metrics WHERE name IN ('idem_cleanup_active', 'idem_cleanup_launcher_up')}),
 	'1 1', 'it runs, and somebody cleans');
 is(query("SELECT cleaning FROM idem_stat_cleanup"), 'worker', 'the worker');
 # It starts again after five seconds.
 query("SELECT pg_terminate_backend($launcher)");
 becomes('SELECT launcher_pid IS NULL FROM idem_stat_cleanup', 'a launcher that has ended is not shown');
 is(query('SELECT cleaning, launcher_pid FROM idem_stat_cleanup'), 'no worker for this database: the launcher does not run|', 'nobody cleans');
-is(query(q{SELECT value FROM idem_metrics WHERE name = 'idempotency_cleanup_launcher_up'}), '0', 'in the metrics, too');
+is(query(q{SELECT value FROM idem_metrics WHERE name = 'idem_cleanup_launcher_up'}), '0', 'in the metrics, too');
 becomes(q{SELECT launcher_pid IS NOT NULL AND cleaning = 'worker' FROM idem_stat_cleanup}, 'until it is back');
 is(lines_of_log('idem launcher started'), 2, 'which is logged');
 

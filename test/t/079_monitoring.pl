@@ -52,10 +52,12 @@ $node->safe_psql('app', q{CREATE EXTENSION idem; SELECT idem_claim('u', '1', 'pa
 my %exists = map { $_ => 1 } split /\n/, $node->safe_psql('app', 'SELECT DISTINCT name FROM idem_metrics');
 my @queries = map { $_->{expr} } map { @{ $_->{targets} } } @{ $dashboard->{panels} };
 cmp_ok(scalar(@queries), '>', 15, 'the dashboard has queries');
-is_deeply([ grep { !$exists{$_} } map { /\b(idempotency_\w+)/g } @queries ], [], 'with metrics that there are');
-is_deeply([ grep { !$exists{$_} } $alerts =~ /\b(idempotency_\w+)/g ], [], 'so have the alerts');
-is_deeply([ grep { !$exists{$_} } $tests =~ /\b(idempotency_\w+)/g ], [], 'and their tests');
-my %used = map { $_ => 1 } map { /\b(idempotency_\w+)/g } @queries, $alerts;
+is_deeply([ grep { !$exists{$_} } map { /\b(idem_\w+)/g } @queries ], [], 'with metrics that there are');
+my @conditions = map { /^ +expr: (.*?)^ +for:/ms } @rules;
+is(scalar(@conditions), scalar(@rules), 'each alert has a condition');
+is_deeply([ grep { !$exists{$_} } map { /\b(idem_\w+)/g } @conditions ], [], 'with metrics that there are');
+is_deeply([ grep { !$exists{$_} } $tests =~ /series: '(idem_\w+)/g ], [], 'so have the tests of the alerts');
+my %used = map { $_ => 1 } map { /\b(idem_\w+)/g } @queries, @conditions;
 is_deeply([ grep { !$used{$_} } grep { !/reclaims|healed|_sum|_count|last_run|cleanup_backlog$/ } sort keys %exists ], [], 'and no other metric is left out');
 my %panel = map { $_->{id} => $_ } @{ $dashboard->{panels} };
 is(scalar(keys %panel), scalar(@{ $dashboard->{panels} }), 'each panel has an id of its own');
@@ -88,8 +90,8 @@ for my $edition ('idem', 'idem_portable')
 	# A session of another role
 	my $session = Client->new($node, $database);
 	$session->ask(q{BEGIN; SELECT requests.idem_claim('u', 'held')});
-	my $seconds = q{SELECT count(*) FROM idem_metrics WHERE name = 'idempotency_dead_rows_held_seconds'};
-	my $transactions = q{SELECT value > 0 FROM idem_metrics WHERE name = 'idempotency_dead_rows_held_transactions'};
+	my $seconds = q{SELECT count(*) FROM idem_metrics WHERE name = 'idem_dead_rows_held_seconds'};
+	my $transactions = q{SELECT value > 0 FROM idem_metrics WHERE name = 'idem_dead_rows_held_transactions'};
 	is($read->("$seconds; $transactions"), "0\nt", "$edition: how many transactions dead rows have been held back, not for how long");
 	is($read->(q{SELECT pg_has_role('pg_read_all_stats', 'MEMBER')}), 'f', "$edition: it sees no statements of others");
 	($status, $err) = run_role($database, $superuser, "role=reader_$edition", 'read_all_stats=on');
