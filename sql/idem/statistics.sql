@@ -149,7 +149,7 @@ CREATE FUNCTION @extschema@.idem__stat_claims_counters(
 	OUT invalid int8,
 	OUT waits int8,
 	OUT wait_seconds float8,
-	OUT reclaims int8,
+	OUT takeovers int8,
 	OUT lost_leases int8,
 	OUT healed int8,
 	OUT stats_reset timestamptz)
@@ -161,15 +161,15 @@ COMMENT ON FUNCTION @extschema@.idem__stat_claims_counters() IS
 
 CREATE VIEW @extschema@.idem_stat_claims AS
 	SELECT claimed, completed, failed, in_progress, timed_out, "unknown",
-		mismatch, stale, invalid, waits, wait_seconds, reclaims, lost_leases,
+		mismatch, stale, invalid, waits, wait_seconds, takeovers, lost_leases,
 		healed, stats_reset
 	FROM @extschema@.idem__stat_claims_counters();
 
 COMMENT ON VIEW @extschema@.idem_stat_claims IS
-'answers of the claim calls of this database; claimed, reclaims and healed are counted at commit';
+'answers of the claim calls of this database; claimed, takeovers and healed are counted at commit';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.waits IS 'calls that waited for another holder';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.wait_seconds IS 'how long they waited';
-COMMENT ON COLUMN @extschema@.idem_stat_claims.reclaims IS 'requests taken over after their lease lapsed, or after they failed';
+COMMENT ON COLUMN @extschema@.idem_stat_claims.takeovers IS 'requests taken over after their lease lapsed, or after they failed';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.lost_leases IS 'calls with the token of a lost lease';
 COMMENT ON COLUMN @extschema@.idem_stat_claims.healed IS 'leases settled by idem_heal()';
 
@@ -263,7 +263,7 @@ CREATE VIEW @extschema@.idem_metrics AS
 		UNION ALL VALUES
 			('idem_cleanup_errors_total', NULL, NULL, 'counter',
 				'Errors of the cleanup worker.', cleanup.errors),
-			('idem_cleanup_backlog', NULL, NULL, 'gauge',
+			('idem_cleanup_has_backlog', NULL, NULL, 'gauge',
 				'1 if the latest batches ended by their bounds: expired claims can be left that can be removed.', cleanup.backlog::int4),
 			('idem_unknown_claims', NULL, NULL, 'gauge',
 				'Expired claims whose lease lapsed unsettled, kept until somebody finds out.', cleanup.rows_unknown),
@@ -280,15 +280,14 @@ CREATE VIEW @extschema@.idem_metrics AS
 				'Time that claim calls waited for another holder.', claims.wait_seconds),
 			('idem_wait_seconds_count', NULL, NULL, 'summary',
 				'Time that claim calls waited for another holder.', claims.waits),
-			('idem_reclaims_total', NULL, NULL, 'counter',
-				'Requests that were taken over: a lease that lapsed, or a failed one.', claims.reclaims),
+			('idem_takeovers_total', NULL, NULL, 'counter',
+				'Requests that were taken over: a lease that lapsed, or a failed one.', claims.takeovers),
 			('idem_lost_leases_total', NULL, NULL, 'counter',
 				'Calls with the token of a lease that is not held any more.', claims.lost_leases),
-			('idem_healed_total', NULL, NULL, 'counter',
+			('idem_healed_leases_total', NULL, NULL, 'counter',
 				'Leases that were settled by somebody who found the work done.', claims.healed),
-			('idem_cleanup_last_run_age_seconds', NULL, NULL, 'gauge',
-				'How long ago the latest batch of the cleanup ended.',
-				date_part('epoch', clock_timestamp() - cleanup.last_run)),
+			('idem_cleanup_last_run_timestamp_seconds', NULL, NULL, 'gauge',
+				'When the latest batch of the cleanup ended, as Unix time.', date_part('epoch', cleanup.last_run)),
 			('idem_cleanup_launcher_up', NULL, NULL, 'gauge',
 				'1 if the process runs that starts the workers. Not where idem is not preloaded and no worker was started.',
 				CASE WHEN standing.launcher_pid IS NOT NULL OR cleanup.shared_memory = 'preloaded'

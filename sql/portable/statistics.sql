@@ -83,10 +83,10 @@ CREATE VIEW @extschema@.idem_metrics AS
 			'Duration of a batch of the cleanup.', cleanup.total_batch_seconds),
 		('idem_cleanup_batch_duration_seconds_count', NULL, 'histogram',
 			'Duration of a batch of the cleanup.', cleanup.batches),
-		('idem_cleanup_backlog', NULL, 'gauge',
+		('idem_cleanup_has_backlog', NULL, 'gauge',
 			'1 if the latest batch of the cleanup left expired claims behind.', cleanup.backlog::int4),
-		('idem_cleanup_last_run_age_seconds', NULL, 'gauge',
-			'How long ago the latest batch of the cleanup ended.', date_part('epoch', clock_timestamp() - cleanup.last_run)),
+		('idem_cleanup_last_run_timestamp_seconds', NULL, 'gauge',
+			'When the latest batch of the cleanup ended, as Unix time.', date_part('epoch', cleanup.last_run)),
 		('idem_unknown_claims', NULL, 'gauge',
 			'Expired claims whose lease lapsed unsettled, kept until somebody finds out.',
 			CASE WHEN EXISTS (SELECT FROM @extschema@.idem_scopes AS p WHERE p.lapsed = 'unknown') THEN

@@ -277,7 +277,7 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 		return STEP_WAIT_FOR_ROW_LOCK;
 	answer_claimed(answer, &row, predecessor);
 	if (predecessor != NULL)
-		idem_stats_count_reclaim();
+		idem_stats_count_takeover();
 	return STEP_ANSWER;
 }
 

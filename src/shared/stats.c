@@ -53,7 +53,7 @@ typedef struct PendingStats
 	TimestampTz claimed;		/* earliest expiry; DT_NOEND: no claim */
 	int64		nclaimed;
 	uint32	   *nclaimed_by_scope;	/* IDEM_SCOPE_NUMBERS of them; NULL: all are 0 */
-	int64		nreclaimed;
+	int64		ntakeovers;
 	int64		nhealed;
 	IdemCleanupCounters *cleanup;	/* NULL: no batch */
 	IdemCleanupReport last_batch;
@@ -250,10 +250,10 @@ idem_stats_count_lost_lease(void)
 }
 
 void
-idem_stats_count_reclaim(void)
+idem_stats_count_takeover(void)
 {
 	if (idem_shared_use())
-		current_pending()->nreclaimed++;
+		current_pending()->ntakeovers++;
 }
 
 void
@@ -305,7 +305,7 @@ merge_into_upper(PendingStats *entry)
 
 	upper->claimed = Min(upper->claimed, entry->claimed);
 	upper->nclaimed += entry->nclaimed;
-	upper->nreclaimed += entry->nreclaimed;
+	upper->ntakeovers += entry->ntakeovers;
 	upper->nhealed += entry->nhealed;
 	if (upper->nclaimed_by_scope == NULL)
 	{
@@ -337,7 +337,7 @@ publish_pending(const PendingStats *entry, bool prepared)
 	if (slot == NULL)
 		return;
 	add_to_counter(IDEM_CLAIMED, entry->nclaimed);
-	add_to_counter(IDEM_COUNT_RECLAIMS, entry->nreclaimed);
+	add_to_counter(IDEM_COUNT_TAKEOVERS, entry->ntakeovers);
 	add_to_counter(IDEM_COUNT_HEALED, entry->nhealed);
 	for (int i = 0; entry->nclaimed_by_scope != NULL && i < IDEM_SCOPE_NUMBERS; i++)
 		if (entry->nclaimed_by_scope[i] > 0)

@@ -21,13 +21,13 @@ extern void idem_stats_init(void);
 
 /*
  * Answers of claim calls, waits and lost leases are counted at once, because raising one
- * aborts the transaction.  Claims, reclaims and healed leases are counted when the
+ * aborts the transaction.  Claims, takeovers and healed leases are counted when the
  * transaction commits.
  */
 extern void idem_stats_count_outcome(const text *scope, IdemOutcome outcome);
 extern void idem_stats_count_wait(int64 waited_us);
 extern void idem_stats_count_lost_lease(void);
-extern void idem_stats_count_reclaim(void);
+extern void idem_stats_count_takeover(void);
 extern void idem_stats_count_healed(void);
 
 /* This transaction claimed a key that is remembered until expires_at.  Cheap: every claim

@@ -127,7 +127,7 @@ FROM idem_metrics WHERE name <> 'idem_scope_claims' ORDER BY name COLLATE "C";
 SELECT value FROM idem_metrics WHERE name = 'idem_unknown_claims';
 SELECT idem_cleanup();
 SELECT name, value FROM idem_metrics WHERE name ~ 'rows_total|_bucket|_count|backlog' ORDER BY name COLLATE "C";
-SELECT value BETWEEN 0 AND 600 AS just_now FROM idem_metrics WHERE name = 'idem_cleanup_last_run_age_seconds';
+SELECT date_part('epoch', clock_timestamp()) - value BETWEEN 0 AND 600 AS just_now FROM idem_metrics WHERE name = 'idem_cleanup_last_run_timestamp_seconds';
 BEGIN;
 INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT date_trunc('second', now()) - interval '1 hour', 'completed', i, 'u', '' FROM generate_series(1, 100) AS i;

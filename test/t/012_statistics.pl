@@ -255,6 +255,8 @@ is( query(
 	),
 	'idem_oldest_expired_age_seconds|gauge|{"database": "postgres"}|0',
 	'idem_oldest_expired_age_seconds');
+is(query(q{SELECT m.value = date_part('epoch', c.last_run) FROM idem_metrics m, idem_stat_cleanup c WHERE m.name = 'idem_cleanup_last_run_timestamp_seconds'}),
+	't', 'idem_cleanup_last_run_timestamp_seconds');
 
 my $histogram = 'idem_cleanup_batch_duration_seconds';
 is( query(

@@ -147,7 +147,7 @@ $reader->ask('BEGIN; LOCK TABLE idem_claims IN SHARE MODE');
 is($reader->ask(q{SELECT string_agg(DISTINCT state::text, ' ' ORDER BY state::text) FROM idem_claims}),
 	'completed failed in_progress', 'there are rows of each state');
 is($reader->ask(q{
-		SELECT claimed > 0 AND completed > 0 AND failed > 0 AND "unknown" > 0 AND reclaims > 0 AND healed > 0,
+		SELECT claimed > 0 AND completed > 0 AND failed > 0 AND "unknown" > 0 AND takeovers > 0 AND healed > 0,
 			(SELECT rows_deleted > 0 FROM idem_stat_cleanup)
 		FROM idem_stat_claims}),
 	't|t', 'claims had each answer, and some were cleaned');

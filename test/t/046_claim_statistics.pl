@@ -61,7 +61,7 @@ sub counts
 
 
 is(query('SELECT claimed + completed + failed + in_progress + timed_out + "unknown" + mismatch + stale + invalid
-		+ waits + reclaims + lost_leases + healed, wait_seconds, stats_reset FROM idem_stat_claims'),
+		+ waits + takeovers + lost_leases + healed, wait_seconds, stats_reset FROM idem_stat_claims'),
 	'0|0|', 'nothing happened yet');
 
 # ----- outcomes -----
@@ -105,11 +105,11 @@ counts(q{BEGIN; SELECT idem_claim('u', 'j'); PREPARE TRANSACTION 'p'}, 'claimed 
 counts(q{COMMIT PREPARED 'p'}, '', 'not again');
 counts(q{BEGIN; SELECT idem_claim('u', 'a'); ROLLBACK}, 'completed 1', 'an answer is counted though rolled back');
 
-# ----- reclaims, lost leases, healed -----
+# ----- takeovers, lost leases, healed -----
 
 query("SELECT lapse('c')");
 counts(q{BEGIN; SELECT idem_lease('u', 'c', lease => '1 hour'); ROLLBACK}, '', 'a takeover that was rolled back');
-my $next = counts(q{SELECT token FROM idem_lease('u', 'c', lease => '1 hour')}, 'claimed 1, reclaims 1', 'a takeover');
+my $next = counts(q{SELECT token FROM idem_lease('u', 'c', lease => '1 hour')}, 'claimed 1, takeovers 1', 'a takeover');
 counts("SELECT idem_extend('u', 'c', $token)", 'lost_leases 1', 'extend by the holder before');
 counts("SELECT idem_fence('u', 'c', $token)", 'lost_leases 1', 'fence');
 counts("SELECT idem_release('u', 'c', $token)", 'lost_leases 1', 'release');
@@ -122,7 +122,7 @@ counts(q{SELECT idem_heal('u', 'c', '1')}, 'healed 1', 'a heal');
 counts(q{SELECT idem_heal('u', 'c', '1')}, '', 'a second one finds nothing to heal');
 counts("SELECT idem_complete('u', 'c', '1', $next)", '', 'its holder has not lost it');
 counts(q{BEGIN; SELECT idem_claim('u', 'k', 'retryable'); SELECT idem_fail('1'); COMMIT}, 'claimed 1', 'failed, retryable');
-counts(q{SELECT idem_claim('u', 'k', 'retryable')}, 'claimed 1, reclaims 1', 'and claimed again');
+counts(q{SELECT idem_claim('u', 'k', 'retryable')}, 'claimed 1, takeovers 1', 'and claimed again');
 $token = counts(q{SELECT token FROM idem_lease('u', 'l', lease => '1 hour')}, 'claimed 1', 'a lease');
 counts("SELECT idem_extend('u', 'l', $token), idem_complete('u', 'l', '1', $token)", '', 'that goes well');
 query("UPDATE idem_claims SET expires_at = 'epoch' WHERE request_id = 'l'");
@@ -186,7 +186,7 @@ is($node->safe_psql('second', 'SELECT claimed, completed FROM idem_stat_claims')
 
 query('SELECT idem_stat_reset()');
 is(query('SELECT claimed + completed + failed + in_progress + timed_out + "unknown" + mismatch + stale + invalid
-		+ waits + reclaims + lost_leases + healed, wait_seconds, stats_reset IS NOT NULL FROM idem_stat_claims'),
+		+ waits + takeovers + lost_leases + healed, wait_seconds, stats_reset IS NOT NULL FROM idem_stat_claims'),
 	'0|0|t', 'reset');
 is($node->safe_psql('second', 'SELECT claimed, stats_reset IS NULL FROM idem_stat_claims'), '1|t', 'but not the other database');
 counts(q{SELECT idem_claim('u', 'after the reset')}, 'claimed 1', 'it goes on');
