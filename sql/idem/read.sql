@@ -43,7 +43,7 @@ LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1;
 
 CREATE FUNCTION @extschema@.idem_lapsed(
 	INOUT scope text DEFAULT NULL,
-	"limit" int4 DEFAULT 100,
+	max_rows int4 DEFAULT 100,
 	OUT user_id text,
 	OUT request_id text,
 	OUT status text,

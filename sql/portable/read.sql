@@ -138,7 +138,7 @@ $$;
 -- statistics say, and each call is planned for its scope.  (The order of the columns follows
 -- from the arguments: scope is both.)
 CREATE FUNCTION @extschema@.idem_lapsed(
-	INOUT scope text DEFAULT NULL, "limit" int4 DEFAULT 100,
+	INOUT scope text DEFAULT NULL, max_rows int4 DEFAULT 100,
 	OUT user_id text, OUT request_id text, OUT status text, OUT lease_until timestamptz, OUT progress jsonb)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
@@ -149,8 +149,8 @@ SET plan_cache_mode = force_custom_plan
 AS $$
 BEGIN
 	PERFORM @extschema@.idem__check_scope(coalesce(scope, ''));
-	IF "limit" < 0 THEN
-		PERFORM @extschema@.idem__raise('ID400', 'limit must not be negative',
+	IF max_rows < 0 THEN
+		PERFORM @extschema@.idem__raise('ID400', 'max_rows must not be negative',
 			'Fix the client: pass how many rows to return at most, or NULL for all.');
 	END IF;
 	RETURN QUERY
@@ -162,7 +162,7 @@ BEGIN
 		AND (coalesce(p.expired, 'protect') = 'protect' OR coalesce(p.lapsed, 'reclaim') = 'unknown'
 			OR c.expires_at > clock_timestamp())
 	ORDER BY c.lease_until NULLS FIRST, c.request_id, c.user_id, c.scope
-	LIMIT idem_lapsed."limit";
+	LIMIT idem_lapsed.max_rows;
 END
 $$;
 

@@ -185,7 +185,7 @@ limit_from_arg(FunctionCallInfo fcinfo, int arg)
 	if (PG_GETARG_INT32(arg) < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("limit must not be negative"),
+				 errmsg("max_rows must not be negative"),
 				 errhint("Fix the client: pass how many rows to return at most, or NULL for all.")));
 	return PG_GETARG_INT32(arg);
 }
@@ -232,7 +232,7 @@ list_unsettled(FunctionCallInfo fcinfo, const text *scope, bool lapsed,
 }
 
 /*
- * idem_lapsed(scope, limit) -> setof (scope, user_id, request_id, status, lease_until, progress)
+ * idem_lapsed(scope, max_rows) -> setof (scope, user_id, request_id, status, lease_until, progress)
  *
  * Leases that lapsed and were not settled, longest lapsed first.
  */

@@ -24,7 +24,7 @@ SELECT scope, user_id, request_id, status, lease_until < clock_timestamp() - int
 SELECT request_id FROM idem_lapsed('');
 SELECT request_id FROM idem_lapsed('other');
 SELECT request_id FROM idem_lapsed(scope => 'none');
-SELECT request_id FROM idem_lapsed("limit" => 2);
+SELECT request_id FROM idem_lapsed(max_rows => 2);
 SELECT request_id FROM idem_lapsed('', 1);
 SELECT request_id FROM idem_lapsed('', 0);
 SELECT count(*) FROM idem_lapsed(NULL, NULL);
