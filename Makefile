@@ -83,7 +83,7 @@ ifeq ($(WERROR),1)
 PG_CFLAGS += -Werror
 endif
 
-# Tests. If the library is preloaded, set idem.databases so that the worker leaves the
+# Tests. If the library is preloaded, set idem.cleanup_databases so that the worker leaves the
 # databases of the tests alone: the tests look at expired claims, and fail if the worker
 # has removed them.
 #

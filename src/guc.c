@@ -24,7 +24,7 @@ int			idem_result_max_bytes = 1024 * 1024;
 int			idem_cleanup_interval = 5000;
 int			idem_cleanup_batch_size = 50000;
 int			idem_claimable_scopes = IDEM_SCOPES_ANY;
-char	   *idem_databases = NULL;
+char	   *idem_cleanup_databases = NULL;
 
 static const struct config_enum_entry claimable_scopes[] = {
 	{"any", IDEM_SCOPES_ANY, false},
@@ -116,10 +116,10 @@ idem_define_settings(void)
 							IDEM_CLEANUP_BATCH_ROWS_LIMIT,
 							PGC_SIGHUP, 0, NULL, NULL, NULL);
 
-	DefineCustomStringVariable("idem.databases",
+	DefineCustomStringVariable("idem.cleanup_databases",
 							   "Databases that the worker cleans, separated by commas.",
 							   "Empty: every database that has the extension.",
-							   &idem_databases, "",
+							   &idem_cleanup_databases, "",
 							   PGC_SIGHUP, GUC_LIST_INPUT,
 							   check_databases, NULL, NULL);
 

@@ -23,7 +23,7 @@ extern int	idem_result_max_bytes;	/* of the jsonb */
 extern int	idem_cleanup_interval;	/* milliseconds */
 extern int	idem_cleanup_batch_size;	/* rows */
 extern int	idem_claimable_scopes;
-extern char *idem_databases;	/* comma-separated names; empty: all */
+extern char *idem_cleanup_databases;	/* comma-separated names; empty: all */
 
 extern void idem_define_settings(void);
 

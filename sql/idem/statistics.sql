@@ -59,7 +59,7 @@ BEGIN
 				THEN 'Call idem_start_worker(), which needs no restart and lasts until the next one; or add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
 				WHEN strpos(cleaning, 'preload') > 0
 				THEN 'Add idem to shared_preload_libraries and restart the server; or call idem_cleanup_all() from a timer.'
-				ELSE 'Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.' END;
+				ELSE 'Add the database to idem.cleanup_databases and reload the configuration; or call idem_cleanup_all() from a timer.' END;
 	END IF;
 END
 $block$;

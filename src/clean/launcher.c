@@ -79,7 +79,7 @@ typedef struct LauncherDatabase
 {
 	Oid			oid;			/* hash key */
 	NameData	name;
-	bool		listed;			/* it exists, accepts connections, and idem.databases
+	bool		listed;			/* it exists, accepts connections, and idem.cleanup_databases
 								 * includes it */
 	bool		looked_at;		/* a worker was started since the launcher
 								 * started, and since the latest reload */
@@ -97,7 +97,7 @@ typedef struct LauncherDatabase
 static MemoryContext launcher_context = NULL;
 static HTAB *databases = NULL;
 
-/* Each name in idem.databases is that of a database, or was reported. */
+/* Each name in idem.cleanup_databases is that of a database, or was reported. */
 static bool wanted_names_checked = false;
 
 /* The library is preloaded. */
@@ -149,13 +149,13 @@ idem_launcher_start(BackgroundWorkerHandle **handle)
 
 /* ----- its databases ----- */
 
-/* idem.databases, which was checked when it was set; palloc'd */
+/* idem.cleanup_databases, which was checked when it was set; palloc'd */
 static List *
 wanted_names(void)
 {
 	List	   *names;
 
-	(void) SplitIdentifierString(pstrdup(idem_databases), ',', &names);
+	(void) SplitIdentifierString(pstrdup(idem_cleanup_databases), ',', &names);
 	return names;
 }
 
@@ -186,9 +186,9 @@ report_missing_names(const List *existing)
 		if (!list_member(existing, makeString(lfirst(lc))))
 			ereport(WARNING,
 					(errcode(ERRCODE_UNDEFINED_DATABASE),
-					 errmsg("database \"%s\", which idem.databases names, does not exist",
+					 errmsg("database \"%s\", which idem.cleanup_databases names, does not exist",
 							(char *) lfirst(lc)),
-					 errdetail("Expired claims are removed there once it exists, and in no database that idem.databases does not name.")));
+					 errdetail("Expired claims are removed there once it exists, and in no database that idem.cleanup_databases does not name.")));
 	wanted_names_checked = true;
 }
 
@@ -554,10 +554,10 @@ init_launcher(void)
 
 	ereport(LOG,
 			(errmsg("idem launcher started"),
-			 idem_databases[0] == '\0' ?
+			 idem_cleanup_databases[0] == '\0' ?
 			 errdetail("It looks at all databases.") :
-			 errdetail("It looks at the databases of idem.databases: %s.",
-					   idem_databases)));
+			 errdetail("It looks at the databases of idem.cleanup_databases: %s.",
+					   idem_cleanup_databases)));
 }
 
 void

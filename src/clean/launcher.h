@@ -14,7 +14,7 @@ extern void idem_launcher_register(void);
  * The handle is palloc'd. */
 extern bool idem_launcher_start(BackgroundWorkerHandle **handle);
 
-/* Whether idem.databases, as this process knows it, includes the database of this name */
+/* Whether idem.cleanup_databases, as this process knows it, includes the database of this name */
 extern bool idem_launcher_wants(const char *database);
 
 /* Entry of the process */

@@ -119,7 +119,7 @@ idem__cleanup_step(PG_FUNCTION_ARGS)
 
 /*
  * idem__stat_cleaning(): whether workers clean this database, and why not, for the views and
- * for CREATE EXTENSION.  A session knows idem.databases as of its latest reload, and not what the
+ * for CREATE EXTENSION.  A session knows idem.cleanup_databases as of its latest reload, and not what the
  * launcher knows.
  */
 Datum
@@ -132,7 +132,7 @@ idem__stat_cleaning(PG_FUNCTION_ARGS)
 	else if (RecoveryInProgress())
 		refusal = "this server is a standby, and the primary cleans";
 	else if (!idem_launcher_wants(get_database_name(MyDatabaseId)))
-		refusal = "idem.databases does not name it";
+		refusal = "idem.cleanup_databases does not name it";
 	else if (idem_shared_state == IDEM_SHARED_PRELOADED)
 		PG_RETURN_TEXT_P(cstring_to_text("worker"));
 	else if (idem_state_is_started(MyDatabaseId))

@@ -152,8 +152,8 @@ idem_start_worker(PG_FUNCTION_ARGS)
 	if (!idem_launcher_wants(get_database_name(MyDatabaseId)))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("idem.databases does not name this database"),
-				 errhint("Add the database to idem.databases and reload the configuration; or call idem_cleanup_all() from a timer.")));
+				 errmsg("idem.cleanup_databases does not name this database"),
+				 errhint("Add the database to idem.cleanup_databases and reload the configuration; or call idem_cleanup_all() from a timer.")));
 
 	if (idem_shared_state == IDEM_SHARED_PRELOADED || !start_in_turn())
 	{

@@ -29,7 +29,7 @@ SET idem.result_max_bytes = '1 s';
 -- These can be set in postgresql.conf only.
 SET idem.cleanup_interval = '1 s';
 SET idem.cleanup_batch_size = 10;
-SET idem.databases = 'postgres';
+SET idem.cleanup_databases = 'postgres';
 -- The library reserves the prefix: no other setting idem.* can be made.
 SET idem.tll = '1 hour';
 SET idem.no_such_setting = 1;

@@ -120,28 +120,28 @@ ok( $node->poll_query_until(
 	),
 	'autovacuum learns of what the worker deleted');
 
-# ----- idem.databases -----
+# ----- idem.cleanup_databases -----
 
 $node->safe_psql('postgres',
-	q{ALTER SYSTEM SET idem.databases = 'POSTGRES, "Odd, name"'});
+	q{ALTER SYSTEM SET idem.cleanup_databases = 'POSTGRES, "Odd, name"'});
 $node->reload;
 # This row is removed only after the reload, which proves that the reload has happened.
 insert_expired('postgres', 'reload');
 $node->reload;
 is_removed('postgres', 'reload', 'a reload makes the worker look again');
 claim($_, 'b', 'short') for ('other', 'postgres', 'Odd, name');
-is_removed('Odd, name', 'b', 'idem.databases: a quoted name is cleaned');
+is_removed('Odd, name', 'b', 'idem.cleanup_databases: a quoted name is cleaned');
 claim('postgres', 'c', 'short');
-is_removed('postgres', 'c', 'idem.databases: a folded name is cleaned');
-is_kept('other', 'b', 'idem.databases: others are not');
-for ([ 'other', 'no worker for this database: idem.databases does not name it' ], [ 'postgres', 'worker' ], [ 'Odd, name', 'worker' ])
+is_removed('postgres', 'c', 'idem.cleanup_databases: a folded name is cleaned');
+is_kept('other', 'b', 'idem.cleanup_databases: others are not');
+for ([ 'other', 'no worker for this database: idem.cleanup_databases does not name it' ], [ 'postgres', 'worker' ], [ 'Odd, name', 'worker' ])
 {
 	my ($database, $cleaning) = @$_;
 	is($node->safe_psql($database, 'SELECT cleaning FROM idem_stat_cleanup'), $cleaning, "who cleans $database");
 }
-$node->safe_psql('postgres', 'ALTER SYSTEM RESET idem.databases');
+$node->safe_psql('postgres', 'ALTER SYSTEM RESET idem.cleanup_databases');
 $node->reload;
-is_removed('other', 'b', 'idem.databases empty: they are again');
+is_removed('other', 'b', 'idem.cleanup_databases empty: they are again');
 
 $node->safe_psql('postgres', 'ALTER DATABASE other RENAME TO renamed');
 claim('renamed', 'c', 'short');

@@ -178,15 +178,15 @@ is_cleaned('postgres', "idem.cleanup_interval: a shorter one acts, $_ times")
   for ('1', '2');
 
 my ($status, $out, $err) =
-  $node->psql('postgres', q{ALTER SYSTEM SET idem.databases = 'postgres,,'});
-like($err, qr/invalid value for parameter "idem.databases"/,
-	'a wrong idem.databases is refused');
+  $node->psql('postgres', q{ALTER SYSTEM SET idem.cleanup_databases = 'postgres,,'});
+like($err, qr/invalid value for parameter "idem.cleanup_databases"/,
+	'a wrong idem.cleanup_databases is refused');
 like($err, qr/DETAIL: +List syntax is invalid/, 'and it is said why');
-$node->append_conf('postgresql.conf', "idem.databases = 'postgres,,'");
+$node->append_conf('postgresql.conf', "idem.cleanup_databases = 'postgres,,'");
 $node->reload;
-$node->wait_for_log(qr/invalid value for parameter "idem.databases"/);
+$node->wait_for_log(qr/invalid value for parameter "idem.cleanup_databases"/);
 is_cleaned('postgres', 'in postgresql.conf it is reported, and changes nothing');
-$node->append_conf('postgresql.conf', "idem.databases = ''");
+$node->append_conf('postgresql.conf', "idem.cleanup_databases = ''");
 $node->reload;
 
 # ----- errors in a batch -----

@@ -16,7 +16,7 @@ $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
-idem.databases = 'cleaned'
+idem.cleanup_databases = 'cleaned'
 max_prepared_transactions = 10
 });
 $node->start;

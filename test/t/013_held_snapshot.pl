@@ -178,7 +178,7 @@ is(scalar(grep { $_ eq 'behind behind' } @pairs),
 
 # ----- a session that calls idem_cleanup() is not limited -----
 
-$node->safe_psql('postgres', q{ALTER SYSTEM SET idem.databases = 'nothing'});
+$node->safe_psql('postgres', q{ALTER SYSTEM SET idem.cleanup_databases = 'nothing'});
 $node->reload;
 becomes("NOT EXISTS ($worker)", 'no worker is there');
 insert_expired('session', $last_second);

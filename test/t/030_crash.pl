@@ -14,7 +14,7 @@ $node->init;
 $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 synchronous_commit = on
 });
 $node->start;

@@ -175,7 +175,7 @@ fsync = off
 });
 	$node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 }) if $preloaded;
 	$node->start;
 	$node->safe_psql('postgres', $objects);

@@ -15,7 +15,7 @@ my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 idem.wait = '10 min'
 });
 $node->start;

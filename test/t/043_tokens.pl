@@ -16,7 +16,7 @@ $node->init;
 # flushed is left.
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 idem.wait = '10 min'
 synchronous_commit = off
 wal_writer_delay = '10s'

@@ -15,7 +15,7 @@ $node->init;
 # A deadlock is found at once.
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 idem.wait = '10 min'
 deadlock_timeout = '10ms'
 fsync = off

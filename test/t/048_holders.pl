@@ -15,7 +15,7 @@ my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'none'
+idem.cleanup_databases = 'none'
 max_prepared_transactions = 5
 track_commit_timestamp = on
 TimeZone = 'Asia/Kolkata'

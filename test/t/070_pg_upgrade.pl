@@ -54,7 +54,7 @@ sub cluster
 }
 
 my $node = cluster('old', $from);
-$node->append_conf('postgresql.conf', "idem.databases = 'nothing'");
+$node->append_conf('postgresql.conf', "idem.cleanup_databases = 'nothing'");
 $node->start;
 $node->safe_psql('postgres', "CREATE ROLE $_ LOGIN") for qw(owner app operator stranger);
 $node->safe_psql('postgres', 'GRANT stranger TO owner');

@@ -217,14 +217,14 @@ $_->quit for @clients;
 
 # ----- settings -----
 
-query('postgres', q{ALTER SYSTEM SET idem.databases = 'one'});
+query('postgres', q{ALTER SYSTEM SET idem.cleanup_databases = 'one'});
 $node->reload;
 query('many', q{SELECT idem_claim('u', 'excluded', 'short')});
-becomes('many', q{SELECT cleaning = 'no worker for this database: idem.databases does not name it' FROM idem_stat_cleanup}, 'idem.databases excludes it');
+becomes('many', q{SELECT cleaning = 'no worker for this database: idem.cleanup_databases does not name it' FROM idem_stat_cleanup}, 'idem.cleanup_databases excludes it');
 create_database('excluded');
 ($out, $err) = start('excluded');
 like($err, qr/55000: idem\.databases does not name this database\n.*HINT: .*reload/s, 'where it does, a worker is refused');
-query('postgres', 'ALTER SYSTEM RESET idem.databases');
+query('postgres', 'ALTER SYSTEM RESET idem.cleanup_databases');
 $node->reload;
 is_cleaned('many', 'named again, it is cleaned again');
 
@@ -300,7 +300,7 @@ is($clients[1]->answer, 'f', 'and the second one finds it');
 is(query('many', "SELECT count(*) $launchers"), 1, 'one launcher');
 $_->quit for @clients;
 
-$node->append_conf('postgresql.conf', "max_worker_processes = 8\nshared_preload_libraries = 'idem'\nidem.databases = 'many'");
+$node->append_conf('postgresql.conf', "max_worker_processes = 8\nshared_preload_libraries = 'idem'\nidem.cleanup_databases = 'many'");
 $node->restart;
 becomes('many', "SELECT cleaning = 'worker' FROM idem_stat_cleanup", 'preloaded: the launcher cleans');
 is_cleaned('many', 'as it does');

@@ -145,7 +145,7 @@ as('owner', 'ALTER SCHEMA requests RENAME TO evil; ALTER SCHEMA away RENAME TO r
 # ----- settings of the database -----
 
 refuses('owner', "ALTER DATABASE shop SET $_", '42501:')
-  for ("idem.cleanup_batch_size = 1", "idem.databases = 'nowhere'", "session_preload_libraries = 'evil'");
+  for ("idem.cleanup_batch_size = 1", "idem.cleanup_databases = 'nowhere'", "session_preload_libraries = 'evil'");
 as('owner', join('; ', map { "ALTER DATABASE shop SET $_" } "local_preload_libraries = 'evil'", "search_path = evil", "lock_timeout = '1ms'",
 	"default_transaction_isolation = 'serializable'", 'default_transaction_read_only = on', "statement_timeout = '1ms'"), 'postgres');
 {
@@ -170,16 +170,16 @@ becomes(insert_expired(), 'without it, cleaning goes on');
 # ----- settings of a session -----
 
 # A session that has not loaded the library can be given values. The launcher reads the server's.
-superuser("ALTER SYSTEM SET idem.databases = 'elsewhere'", 'postgres');
+superuser("ALTER SYSTEM SET idem.cleanup_databases = 'elsewhere'", 'postgres');
 $node->reload;
-becomes(q{SELECT cleaning LIKE '%idem.databases does not name it' FROM requests.idem_stat_cleanup}, 'idem.databases leaves the database out');
+becomes(q{SELECT cleaning LIKE '%idem.cleanup_databases does not name it' FROM requests.idem_stat_cleanup}, 'idem.cleanup_databases leaves the database out');
 my $gone = insert_expired();
 {
-	local $ENV{PGOPTIONS} = q{-c idem.databases=shop};
+	local $ENV{PGOPTIONS} = q{-c idem.cleanup_databases=shop};
 	try_as('operator', $start);
 }
 # A worker of another database shows that the launcher has been there.
-superuser("ALTER SYSTEM SET idem.databases = 'elsewhere, other'", 'postgres');
+superuser("ALTER SYSTEM SET idem.cleanup_databases = 'elsewhere, other'", 'postgres');
 $node->reload;
 superuser('CREATE DATABASE other', 'postgres');
 superuser(q{SET client_min_messages = error; CREATE EXTENSION idem;
@@ -187,7 +187,7 @@ superuser(q{SET client_min_messages = error; CREATE EXTENSION idem;
 	SELECT idem_start_worker()}, 'other');
 ok($node->poll_query_until('other', 'SELECT NOT EXISTS (SELECT FROM idem_claims)'), 'another database is cleaned');
 is(superuser($gone), 'f', 'this one is not, whatever the caller has set');
-superuser('ALTER SYSTEM RESET idem.databases', 'postgres');
+superuser('ALTER SYSTEM RESET idem.cleanup_databases', 'postgres');
 $node->reload;
 becomes($gone, 'but it is once the setting names it');
 superuser('DROP DATABASE other', 'postgres');

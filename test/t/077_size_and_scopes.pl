@@ -14,7 +14,7 @@ my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init(allows_streaming => 1);
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 autovacuum = off
 max_prepared_transactions = 10
 });

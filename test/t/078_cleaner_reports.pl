@@ -15,7 +15,7 @@ $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
-idem.databases = 'app'
+idem.cleanup_databases = 'app'
 autovacuum = off
 log_min_messages = warning
 });

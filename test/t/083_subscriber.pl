@@ -12,7 +12,7 @@ my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init(allows_streaming => 'logical');
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'nothing'
+idem.cleanup_databases = 'nothing'
 idem.cleanup_interval = '100ms'
 max_wal_senders = 20
 max_replication_slots = 20
@@ -162,7 +162,7 @@ on($subscriber, 'ALTER SUBSCRIPTION cleaned DISABLE');
 $node->poll_query_until($subscriber, q{SELECT NOT EXISTS (SELECT FROM pg_stat_subscription WHERE subname = 'cleaned' AND pid IS NOT NULL)}) or die;
 on($publisher, "SELECT idem_extend('user', 'long', $token, '1 h', scope => 'short')");
 ok($node->poll_query_until($subscriber, q{SELECT greatest(expires_at, lease_until) < clock_timestamp() FROM idem_claims}), 'on the subscriber the claim looks expired');
-on('postgres', "ALTER SYSTEM SET idem.databases = '$subscriber'");
+on('postgres', "ALTER SYSTEM SET idem.cleanup_databases = '$subscriber'");
 $node->reload;
 ok($node->poll_query_until($subscriber, 'SELECT count(*) = 0 FROM idem_claims'), 'a worker there removes it');
 on($subscriber, 'ALTER SUBSCRIPTION cleaned ENABLE');

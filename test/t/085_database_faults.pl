@@ -1,4 +1,4 @@
-# Databases and settings that are not as they should be: idem.databases names missing ones, a
+# Databases and settings that are not as they should be: idem.cleanup_databases names missing ones, a
 # database refuses connections, is a template, or breaks its sessions; the extension was created
 # and rolled back; a setting of idem does not exist.
 
@@ -14,7 +14,7 @@ $node->init;
 $node->append_conf('postgresql.conf', q{
 shared_preload_libraries = 'idem'
 idem.cleanup_interval = '100ms'
-idem.databases = 'postgres, "Not There", later'
+idem.cleanup_databases = 'postgres, "Not There", later'
 idem.no_such_setting = 'x'
 idem.wait = '3s'
 });
@@ -67,7 +67,7 @@ sub is_cleaned
 sub warnings_of
 {
 	my ($offset) = @_;
-	return join ' ', slurp_file($node->logfile, $offset) =~ /WARNING:  database "([^"]*)", which idem.databases names, does not exist/g;
+	return join ' ', slurp_file($node->logfile, $offset) =~ /WARNING:  database "([^"]*)", which idem.cleanup_databases names, does not exist/g;
 }
 
 # ----- settings that do not exist -----
@@ -90,10 +90,10 @@ like(error_of($_), qr/42704: .*unrecognized configuration parameter "idem.tll"|4
 	like(error_of('SELECT 1'), qr/invalid configuration parameter name "idem.tll"/, 'refused: a connection with such a setting');
 }
 
-# ----- idem.databases names what is not there -----
+# ----- idem.cleanup_databases names what is not there -----
 
 create_extension('postgres');
-is_cleaned('postgres', 'idem.databases with missing databases: the one that exists is cleaned');
+is_cleaned('postgres', 'idem.cleanup_databases with missing databases: the one that exists is cleaned');
 insert_expired('postgres', 'reload');
 $offset = -s $node->logfile;
 $node->reload;
@@ -105,11 +105,11 @@ create_extension('later');
 is_cleaned('later', 'one that is created later is cleaned');
 is(warnings_of($offset), '', 'without another report');
 
-query(q{ALTER SYSTEM SET idem.databases = 'missing'});
+query(q{ALTER SYSTEM SET idem.cleanup_databases = 'missing'});
 $node->reload;
-ok($node->poll_query_until('postgres', q{SELECT cleaning LIKE '%idem.databases does not name it' FROM idem_stat_cleanup}), 'with nothing but missing ones, the views say that nobody cleans');
-$node->wait_for_log(qr/WARNING:  database "missing", which idem.databases names, does not exist/, $offset);
-query('ALTER SYSTEM SET idem.databases = \'\'');
+ok($node->poll_query_until('postgres', q{SELECT cleaning LIKE '%idem.cleanup_databases does not name it' FROM idem_stat_cleanup}), 'with nothing but missing ones, the views say that nobody cleans');
+$node->wait_for_log(qr/WARNING:  database "missing", which idem.cleanup_databases names, does not exist/, $offset);
+query('ALTER SYSTEM SET idem.cleanup_databases = \'\'');
 $node->reload;
 is_cleaned('postgres', 'cleaned again');
 

@@ -54,7 +54,7 @@ is(system("$compiler -O1 -g -Wall -fPIC -shared -I '$headers' -o '$library' test
 my $node = make_node('main', qq{
 shared_preload_libraries = 'idem,$library'
 shared_buffers = '512kB'
-idem.databases = 'cleaned'
+idem.cleanup_databases = 'cleaned'
 idem.cleanup_interval = '100ms'
 max_prepared_transactions = 10
 fsync = off

@@ -25,7 +25,7 @@ use Torture;
 
 my $node = make_node('main', q{
 shared_preload_libraries = 'idem'
-idem.databases = 'none'
+idem.cleanup_databases = 'none'
 fsync = off
 log_error_verbosity = verbose
 log_min_error_statement = panic

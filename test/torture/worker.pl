@@ -303,10 +303,10 @@ my %fault = (
 	restarted => sub { worker_pid(); with_shim(sub { $node->restart }); return 1 },
 	'stopped at once' => sub { with_shim(sub { $node->stop('immediate'); $node->start }); return 1 },
 	reloaded => sub {
-		sql("ALTER SYSTEM SET idem.databases = 'another'", 'postgres') // return;
+		sql("ALTER SYSTEM SET idem.cleanup_databases = 'another'", 'postgres') // return;
 		$node->reload;
 		sleep 0.1;
-		sql('ALTER SYSTEM RESET idem.databases', 'postgres') // return;
+		sql('ALTER SYSTEM RESET idem.cleanup_databases', 'postgres') // return;
 		$node->reload;
 		return 1;
 	},

@@ -66,9 +66,9 @@ release_snapshot()
 
 clean_idem()
 {
-	setting "idem.databases=$database"
+	setting "idem.cleanup_databases=$database"
 	wait_until "rows_deleted >= $1 AND worker_pids = '{}' FROM idem_stat_cleanup"
-	setting idem.databases=nothing
+	setting idem.cleanup_databases=nothing
 }
 
 # note_batches FIRST: stores the batches of the worker, from this line of the log on

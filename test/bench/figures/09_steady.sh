@@ -177,13 +177,13 @@ cleaning_on()
 	local since
 
 	since=$(value 'SELECT clock_timestamp()')
-	setting idem.databases=bench
+	setting idem.cleanup_databases=bench
 	wait_until "last_run > '$since' AND NOT backlog FROM idem_stat_cleanup"
 }
 
 cleaning_off()
 {
-	setting idem.databases=nothing
+	setting idem.cleanup_databases=nothing
 	wait_until "coalesce(cardinality(worker_pids), 0) = 0 FROM idem_stat_cleanup"
 	sql "$database" -c 'VACUUM idem_claims'
 }

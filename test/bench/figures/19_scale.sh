@@ -159,7 +159,7 @@ measure_scale()
 	record $figure vacuums "$1" "$number"
 	record $figure 'CPU of the vacuums' "$1" "$(value "SELECT 100 * $cpu / $seconds")"
 	remark_steady "$1" "$seconds"
-	[ "$1" != idem ] || setting idem.databases=nothing
+	[ "$1" != idem ] || setting idem.cleanup_databases=nothing
 	check_work "$1"
 	setting autovacuum=off
 }
