@@ -891,7 +891,7 @@ BEGIN
 		-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
 		-- a distributed idem_settings has one row, which is updated and not replaced.
 		IF of_table = 'idem_settings' THEN
-			DROP TRIGGER IF EXISTS idem_settings_replace ON @extschema@.idem_settings;
+			DROP TRIGGER IF EXISTS idem__settings_replace ON @extschema@.idem_settings;
 		ELSIF of_table = 'idem_scopes' THEN
 			DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
 		END IF;

@@ -304,7 +304,7 @@ BEGIN
 	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
 	DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
 	DROP TRIGGER IF EXISTS idem_scopes_guard ON @extschema@.idem_scopes;		-- of earlier versions
-	DROP TRIGGER idem_settings_replace ON @extschema@.idem_settings;
+	DROP TRIGGER idem__settings_replace ON @extschema@.idem_settings;
 	-- One command, so that functions that depend on each other are dropped together.
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
 	FROM pg_proc AS p
@@ -317,7 +317,7 @@ BEGIN
 			'idem_cleanup', 'idem_cleanup_all', 'idem_grant', 'idem_revoke',
 			'idem_distribute', 'idem_skip_duplicates'));
 	EXECUTE 'DROP ROUTINE ' || names;
-	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem_cleanup_batches;
+	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem__cleanup_batches;
 	DROP TABLE IF EXISTS @extschema@.idem__secret, @extschema@.idem__lease_locks, @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version
 	DROP SEQUENCE @extschema@.idem_token_seq;
 	-- One command again.  Which internal types there are differs between versions.

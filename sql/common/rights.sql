@@ -141,7 +141,7 @@ BEGIN
 	FOR object IN
 		SELECT c.oid FROM pg_class AS c JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
 		WHERE c.relnamespace = schema
-			AND c.relname IN ('idem_claims', 'idem_scopes', 'idem_settings', 'idem_cleanup_batches', 'idem_token_seq')
+			AND c.relname IN ('idem_claims', 'idem_scopes', 'idem_settings', 'idem__cleanup_batches', 'idem_token_seq')
 		ORDER BY c.relname
 	LOOP
 		PERFORM pg_extension_config_dump(object.oid, '');

@@ -12,12 +12,12 @@ CREATE TRIGGER idem__scopes_changed
 BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_changed();
 
-CREATE TRIGGER idem_scopes_changed_all
+CREATE TRIGGER idem__scopes_changed_all
 BEFORE TRUNCATE ON @extschema@.idem_scopes
 FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem__scopes_changed();
 
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__scopes_changed;
-ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem_scopes_changed_all;
+ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__scopes_changed_all;
 
 CREATE FUNCTION @extschema@.idem__scopes_guard()
 RETURNS trigger

@@ -2,7 +2,7 @@
 
 -- A row for each batch; batches of more than a week ago are merged into one row.  (Not one
 -- row of counters: it would bloat, and cleaners would wait for each other.)
-CREATE TABLE @extschema@.idem_cleanup_batches (
+CREATE TABLE @extschema@.idem__cleanup_batches (
 	finished_at timestamptz NOT NULL,
 	batches int8 NOT NULL,
 	rows_deleted int8 NOT NULL,
@@ -11,10 +11,10 @@ CREATE TABLE @extschema@.idem_cleanup_batches (
 	more boolean NOT NULL
 ) USING heap;
 
-CREATE INDEX idem_cleanup_batches_finished_at_idx ON @extschema@.idem_cleanup_batches (finished_at);
+CREATE INDEX idem__cleanup_batches_finished_at_idx ON @extschema@.idem__cleanup_batches (finished_at);
 
-COMMENT ON TABLE @extschema@.idem_cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
-COMMENT ON COLUMN @extschema@.idem_cleanup_batches.more IS 'it left expired claims behind';
+COMMENT ON TABLE @extschema@.idem__cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
+COMMENT ON COLUMN @extschema@.idem__cleanup_batches.more IS 'it left expired claims behind';
 
 CREATE FUNCTION @extschema@.idem__note_batch(begun timestamptz, rows_deleted int8, more boolean)
 RETURNS void
@@ -23,16 +23,16 @@ AS $$
 DECLARE
 	seconds constant float8 := date_part('epoch', clock_timestamp() - begun);
 BEGIN
-	INSERT INTO @extschema@.idem_cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
+	INSERT INTO @extschema@.idem__cleanup_batches VALUES (clock_timestamp(), 1, rows_deleted, seconds, seconds, more);
 	-- Once 1000 rows are old, merge them.
-	IF (SELECT count(*) >= 1000 FROM (SELECT FROM @extschema@.idem_cleanup_batches AS b
+	IF (SELECT count(*) >= 1000 FROM (SELECT FROM @extschema@.idem__cleanup_batches AS b
 			WHERE b.finished_at < clock_timestamp() - interval '7 days' LIMIT 1000) AS old) THEN
 		WITH old AS (
-			DELETE FROM @extschema@.idem_cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
-				SELECT b2.ctid FROM @extschema@.idem_cleanup_batches AS b2
+			DELETE FROM @extschema@.idem__cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
+				SELECT b2.ctid FROM @extschema@.idem__cleanup_batches AS b2
 				WHERE b2.finished_at < clock_timestamp() - interval '7 days' FOR UPDATE SKIP LOCKED))
 			RETURNING b.*)
-		INSERT INTO @extschema@.idem_cleanup_batches
+		INSERT INTO @extschema@.idem__cleanup_batches
 			SELECT max(o.finished_at), sum(o.batches)::int8, sum(o.rows_deleted)::int8, sum(o.seconds), max(o.max_seconds), false
 			FROM old AS o HAVING count(*) > 0;
 	END IF;

@@ -59,7 +59,7 @@ BEGIN
 END
 $$;
 
-CREATE TRIGGER idem_settings_replace
+CREATE TRIGGER idem__settings_replace
 BEFORE INSERT OR UPDATE ON @extschema@.idem_settings
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__replace_settings();
 

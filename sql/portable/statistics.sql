@@ -21,8 +21,8 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 				ELSE 'for ' || date_trunc('minute', clock_timestamp() - l.finished_at)::text END END AS cleaning
 	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
 				coalesce(sum(t.seconds), 0) AS seconds, coalesce(max(t.max_seconds), 0) AS max_seconds
-			FROM @extschema@.idem_cleanup_batches AS t) AS b
-		LEFT JOIN LATERAL (SELECT t.* FROM @extschema@.idem_cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
+			FROM @extschema@.idem__cleanup_batches AS t) AS b
+		LEFT JOIN LATERAL (SELECT t.* FROM @extschema@.idem__cleanup_batches AS t ORDER BY t.finished_at DESC LIMIT 1) AS l ON true;
 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS 'how long the oldest claim that is still there has been expired; 0: none has expired; NULL: there is none';
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.backlog IS 'the latest batch left expired claims behind';

@@ -95,7 +95,7 @@ RESET enable_bitmapscan;
 -- ----- the ledger -----
 
 DELETE FROM idem_claims;
-DELETE FROM idem_cleanup_batches;
+DELETE FROM idem__cleanup_batches;
 SELECT rows_deleted, batches, last_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, cleaning FROM idem_stat_cleanup;
 INSERT INTO idem_scopes (scope, lapsed) VALUES ('s', 'unknown');
 INSERT INTO idem_claims (expires_at, state, lease_until, token, request_id, user_id, scope)
@@ -112,12 +112,12 @@ ROLLBACK;
 CALL idem_cleanup_all(2);
 SELECT rows_deleted, batches, oldest_expired_age, backlog, rows_unknown, cleaning FROM idem_stat_cleanup;
 -- Old batches become one.
-UPDATE idem_cleanup_batches SET finished_at = '2020-01-01';
-INSERT INTO idem_cleanup_batches SELECT '2020-01-02', 1, 10, 1, 1 + i % 2, true FROM generate_series(1, 2000) AS i;
+UPDATE idem__cleanup_batches SET finished_at = '2020-01-01';
+INSERT INTO idem__cleanup_batches SELECT '2020-01-02', 1, 10, 1, 1 + i % 2, true FROM generate_series(1, 2000) AS i;
 SELECT batches, rows_deleted, max_batch_seconds, backlog FROM idem_stat_cleanup;
 SELECT idem_cleanup();
-SELECT batches, rows_deleted, max_batch_seconds, backlog, (SELECT count(*) FROM idem_cleanup_batches) AS entries FROM idem_stat_cleanup;
-DELETE FROM idem_cleanup_batches;
+SELECT batches, rows_deleted, max_batch_seconds, backlog, (SELECT count(*) FROM idem__cleanup_batches) AS entries FROM idem_stat_cleanup;
+DELETE FROM idem__cleanup_batches;
 
 -- ----- metrics -----
 
@@ -155,7 +155,7 @@ SET LOCAL enable_seqscan = off;
 SELECT count(*) > 1 AS reads, bool_or(node = 'Seq Scan') AS scans
 FROM pg_temp.scans(pg_temp.explain('SELECT * FROM idem_metrics')) WHERE relation = 'idem_claims';
 ROLLBACK;
-DELETE FROM idem_cleanup_batches;
+DELETE FROM idem__cleanup_batches;
 
 -- ----- the common case -----
 
@@ -570,7 +570,7 @@ SELECT count(*) > 60 AS looked_at FROM pg_proc WHERE proname LIKE 'idem\_%' AND 
 SET ROLE regress_idem_app;
 UPDATE idem_settings SET ttl = '1 s';
 TABLE idem_settings;
-TABLE idem_cleanup_batches;
+TABLE idem__cleanup_batches;
 SELECT nextval('idem_token_seq');
 SET ROLE regress_idem_operator;
 UPDATE idem_settings SET ttl = '2 hours';

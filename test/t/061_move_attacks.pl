@@ -209,7 +209,7 @@ as('owner', 'rights', q{
 SELECT requests.idem_grant('app', 'app'), requests.idem_grant('operator', 'operator');
 GRANT EXECUTE ON FUNCTION requests.idem_forget(text, text, text) TO helpdesk WITH GRANT OPTION;
 GRANT SELECT (request_id, state) ON requests.idem_claims TO helpdesk;
-GRANT SELECT ON requests.idem_cleanup_batches TO helpdesk;
+GRANT SELECT ON requests.idem__cleanup_batches TO helpdesk;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO anon;
 ALTER DEFAULT PRIVILEGES IN SCHEMA requests GRANT ALL ON ROUTINES TO anon;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO anon;
@@ -237,7 +237,7 @@ like($of_operator, qr/idem_cleanup EXECUTE.*idem_settings UPDATE/, 'there is som
 ($status, $err) = moves('owner', 'rights', 'idem');
 is($status, 0, 'moved to the C edition') or diag $err;
 is(rights('helpdesk'), $of_helpdesk, 'EXECUTE on idem_forget() alone does not make an operator');
-like($err, qr/WARNING:  a right is not kept: SELECT ON TABLE requests.idem_cleanup_batches to helpdesk\n/, 'a right that is not kept is named');
+like($err, qr/WARNING:  a right is not kept: SELECT ON TABLE requests.idem__cleanup_batches to helpdesk\n/, 'a right that is not kept is named');
 unlike($err, qr/operator|app/, 'none of those of idem_grant() is');
 is(rights('app'), $of_app, 'app');
 like(rights('operator'), qr/idem_cleanup EXECUTE.*idem_metrics SELECT.*idem_stat_reset EXECUTE/, 'operator: what the C edition has for one');
