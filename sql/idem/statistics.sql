@@ -65,12 +65,11 @@ END
 $block$;
 
 CREATE VIEW @extschema@.idem_stat_cleanup AS
-	SELECT rows_deleted, batches, last_batch_seconds, total_batch_seconds,
-		max_batch_seconds, oldest_expired_age, backlog, rows_unknown, last_run, errors,
-		last_error, last_error_at, worker_pids, stats_reset,
+	SELECT rows_deleted, batches, last_run, last_batch_seconds, total_batch_seconds, max_batch_seconds,
+		oldest_expired_age, backlog, rows_unknown, errors, last_error, last_error_at,
 		CASE WHEN starts_with(c.cleaning, 'worker') AND c.launcher_pid IS NULL
 			THEN 'no worker for this database: the launcher does not run' ELSE c.cleaning END AS cleaning,
-		c.launcher_pid, shared_memory
+		worker_pids, c.launcher_pid, shared_memory, stats_reset
 	FROM @extschema@.idem__stat_cleanup_counters(),
 		(SELECT @extschema@.idem__stat_cleaning(), @extschema@.idem__stat_launcher()) AS c (cleaning, launcher_pid);
 

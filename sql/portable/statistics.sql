@@ -3,8 +3,8 @@
 -- Without security_barrier: it shows sums and ages, no row of a claim; and a barrier would have
 -- idem_metrics count rows_unknown, too.
 CREATE VIEW @extschema@.idem_stat_cleanup AS
-	SELECT b.rows_deleted, b.batches, l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds,
-		b.max_seconds AS max_batch_seconds,
+	SELECT b.rows_deleted, b.batches, l.finished_at AS last_run,
+		l.seconds AS last_batch_seconds, b.seconds AS total_batch_seconds, b.max_seconds AS max_batch_seconds,
 		-- A claim that was inserted by hand can expire at -infinity, or never.
 		(SELECT CASE WHEN e.expires_at = '-infinity' THEN interval '106751991 days'
 				WHEN e.expires_at < clock_timestamp() THEN clock_timestamp() - e.expires_at ELSE '0' END
@@ -15,7 +15,6 @@ CREATE VIEW @extschema@.idem_stat_cleanup AS
 		coalesce(l.more, false) AS backlog,
 		(SELECT count(*) FROM @extschema@.idem_claims AS e JOIN @extschema@.idem_scopes AS p USING (scope)
 			WHERE e.expires_at <= clock_timestamp() AND e.state::text = 'in_progress' AND p.lapsed = 'unknown') AS rows_unknown,
-		l.finished_at AS last_run,
 		CASE WHEN l.finished_at > clock_timestamp() - interval '1 hour' THEN 'sessions: this edition has no worker'
 			ELSE 'nobody: no session has called idem_cleanup_all() ' || CASE WHEN l.finished_at IS NULL THEN 'yet'
 				ELSE 'for ' || date_trunc('minute', clock_timestamp() - l.finished_at)::text END END AS cleaning
