@@ -244,8 +244,8 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 	WITH set_routines (privileges, names) AS (
 		VALUES ('app', ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
-				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
-			('operator', ARRAY['idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
+				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
+			('operator', ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
 				'idem_cleanup_all', 'idem__cleanup_step', 'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_claims_counters',
 				'idem__stat_cleaning', 'idem__stat_launcher', 'idem__stat_scopes_counters', 'idem__stat_scope_shares', 'idem__unsettled_claims',
 				'idem__held_keys', 'idem_start_worker'])),
@@ -313,7 +313,7 @@ BEGIN
 		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
 			'idem_call', 'idem_call_settle', 'idem_cleanup_step', 'idem_scopes_guard', 'idem_stat_scope_shares',		-- of earlier versions too
 			'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
-			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
+			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
 			'idem_cleanup', 'idem_cleanup_all', 'idem_grant', 'idem_revoke',
 			'idem_distribute', 'idem_skip_duplicates'));
 	EXECUTE 'DROP ROUTINE ' || names;

@@ -34,7 +34,7 @@ COMMENT ON FUNCTION @extschema@.idem_result() IS
 'result, as stored so far, of the request that this transaction''s latest claim call named';
 COMMENT ON FUNCTION @extschema@.idem_result(text, text, text) IS
 'stored result of a request, or error of a failed one; NULL if there is none';
-COMMENT ON FUNCTION @extschema@.idem_status() IS
+COMMENT ON FUNCTION @extschema@.idem_outcome() IS
 'what the latest claim call of this transaction answered: claimed also after the request was completed';
 COMMENT ON FUNCTION @extschema@.idem_status(text, text, text) IS
 'what is stored of a request: completed, failed, in_progress or unknown; NULL if it is not remembered';

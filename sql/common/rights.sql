@@ -10,9 +10,9 @@ AS $function$
 DECLARE
 	app constant text[] := ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
-		'idem_heal', 'idem_result', 'idem_status', 'idem_lookup', 'idem_fingerprint',
+		'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];
-	operator constant text[] := ARRAY['idem_result', 'idem_status', 'idem_lookup',
+	operator constant text[] := ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step',
 		'idem_start_worker',
 		'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_cleaning', 'idem__stat_launcher',

@@ -13,9 +13,9 @@ RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_result'
 LANGUAGE C STABLE PARALLEL RESTRICTED;
 
-CREATE FUNCTION @extschema@.idem_status()
+CREATE FUNCTION @extschema@.idem_outcome()
 RETURNS @extschema@.idem_outcome
-AS 'MODULE_PATHNAME', 'idem_status_latest'
+AS 'MODULE_PATHNAME', 'idem_outcome_latest'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 CREATE FUNCTION @extschema@.idem_status(

@@ -1,7 +1,7 @@
 -- ----- calling -----
 
 -- The end of idem_call(), which cannot do this with its caller's rights: settles the key,
--- unless the function that ran has done so; makes idem_status() and idem_result() speak of
+-- unless the function that ran has done so; makes idem_outcome() and idem_result() speak of
 -- this call again; and returns what is stored.  It does so only for a request that this
 -- transaction has claimed.
 CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text)

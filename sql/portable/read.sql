@@ -20,7 +20,7 @@ BEGIN
 	END IF;
 	IF latest IS NULL THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
-			'Claim first, in the same transaction; or pass user_id and request_id to read what is stored.');
+			'Claim first, in the same transaction; or read what is stored: idem_result(user_id, request_id), idem_status(user_id, request_id).');
 	END IF;
 	RETURN latest;
 END
@@ -37,14 +37,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.idem_status()
+CREATE FUNCTION @extschema@.idem_outcome()
 RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN split_part(@extschema@.idem__require_latest('idem_status()'), ' ', 1)::@extschema@.idem_outcome;
+	RETURN split_part(@extschema@.idem__require_latest('idem_outcome()'), ' ', 1)::@extschema@.idem_outcome;
 END
 $$;
 

@@ -35,7 +35,7 @@
 --
 -- What remains: code in the same transaction can forge or put back the note of a key that the
 -- transaction has claimed.  By that it can store a result for a request of this transaction that
--- was completed without one, have idem_status() say "claimed" again, or make idem_result()
+-- was completed without one, have idem_outcome() say "claimed" again, or make idem_result()
 -- return the result of an earlier claim call.
 
 CREATE TABLE @extschema@.idem__secret (

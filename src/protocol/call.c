@@ -5,7 +5,7 @@
  *
  * Exactly the key of this call is settled afterwards, whatever the function has claimed
  * itself.  If the function has settled the key already, what it stored is the result.  Then
- * idem_status() and idem_result() speak of this call again.
+ * idem_outcome() and idem_result() speak of this call again.
  */
 #include "postgres.h"
 

@@ -24,7 +24,7 @@
 
 PG_FUNCTION_INFO_V1(idem_result_latest);
 PG_FUNCTION_INFO_V1(idem_result);
-PG_FUNCTION_INFO_V1(idem_status_latest);
+PG_FUNCTION_INFO_V1(idem_outcome_latest);
 PG_FUNCTION_INFO_V1(idem_status);
 PG_FUNCTION_INFO_V1(idem_lookup);
 
@@ -37,7 +37,7 @@ require_latest(const char *command)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("%s: no claim was made in this transaction", command),
-				 errhint("Claim first, in the same transaction; or pass user_id and request_id to read what is stored.")));
+				 errhint("Claim first, in the same transaction; or read what is stored: idem_result(user_id, request_id), idem_status(user_id, request_id).")));
 	return latest;
 }
 
@@ -53,11 +53,11 @@ idem_result_latest(PG_FUNCTION_ARGS)
 	PG_RETURN_POINTER(PG_DETOAST_DATUM_COPY(PointerGetDatum(latest->result)));
 }
 
-/* idem_status() -> idem_outcome */
+/* idem_outcome() -> idem_outcome */
 Datum
-idem_status_latest(PG_FUNCTION_ARGS)
+idem_outcome_latest(PG_FUNCTION_ARGS)
 {
-	const IdemLatest *latest = require_latest("idem_status()");
+	const IdemLatest *latest = require_latest("idem_outcome()");
 
 	PG_RETURN_OID(idem_catalog()->outcome[latest->outcome]);
 }

@@ -87,7 +87,7 @@ async function calls(client) {
 	const id = randomUUID();
 	for (const status of ['claimed', 'completed']) {
 		is(`idem_call(): ${status}`, await value(client, `SELECT jsonb_build_array(
-			idem_call($1::int::text, $2::uuid::text, 'withdraw(int, bigint)', $3::jsonb, 'pay', '0'), idem_status())`,
+			idem_call($1::int::text, $2::uuid::text, 'withdraw(int, bigint)', $3::jsonb, 'pay', '0'), idem_outcome())`,
 		[2, id, { account: 2, amount: 1 }]), [{ paid: 1 }, status]);
 	}
 	is('idem_call() pays once', before - await balance(), 1);

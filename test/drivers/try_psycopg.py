@@ -121,7 +121,7 @@ def calls(connection):
     before = balance(connection)
     parameters = (2, uuid.uuid4(), Jsonb({'account': 2, 'amount': 1}))
     answers = [connection.execute(
-        "SELECT idem_call(%s::int::text, %s::uuid::text, 'withdraw(int, bigint)', %s::jsonb, 'pay', '0'), idem_status()",
+        "SELECT idem_call(%s::int::text, %s::uuid::text, 'withdraw(int, bigint)', %s::jsonb, 'pay', '0'), idem_outcome()",
         parameters).fetchone() for _ in range(2)]
     is_('idem_call() executes, and replays', answers, [({'paid': 1}, 'claimed'), ({'paid': 1}, 'completed')])
     is_('idem_call() pays once', before - balance(connection), 1)

@@ -236,7 +236,7 @@ sub cover
 	{
 		$covered->{ $reply->{rows}[0][0] eq 't' ? 'true' : 'false' }++;
 	}
-	elsif ($step->{name} =~ /^idem_status/) { $covered->{ $reply->{rows}[0][0] // 'NULL' }++ }
+	elsif ($step->{name} =~ /^idem_(outcome|status)/) { $covered->{ $reply->{rows}[0][0] // 'NULL' }++ }
 	elsif ($step->{name} =~ /^idem_result/) { $covered->{ defined $reply->{rows}[0][0] ? 'a result' : 'NULL' }++ }
 	elsif ($step->{name} eq 'idem_lookup') { $covered->{ @{ $reply->{rows} } ? $reply->{rows}[0][0] : 'no row' }++ }
 	elsif ($step->{name} eq 'idem_cleanup') { $covered->{ $reply->{rows}[0][0] ? 'removed' : 'nothing' }++ }

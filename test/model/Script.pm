@@ -252,7 +252,7 @@ sub add_row_claim
 {
 	my ($self, $slot, $name, $key, $arguments, $wait) = @_;
 	my $call = "$name($arguments)";
-	# idem_status() does not see what its own statement claims.
+	# idem_outcome() does not see what its own statement claims.
 	my $with_status = 'SELECT c.*, idem_status(' . literal($key->[0]) . ', ' . literal($key->[1])
 	  . ', ' . literal($key->[2]) . ") AS status FROM $call AS c";
 	my $sql = pick(
@@ -411,7 +411,7 @@ sub add_block
 		'PERFORM idem_fail(\'"error"\'); PERFORM 1/0; ',
 		'BEGIN PERFORM idem_complete(\'1\'); PERFORM 1/0; EXCEPTION WHEN division_by_zero THEN NULL; END; ');
 	$self->add($slot, 'block', 'claim',
-		"DO \$\$ BEGIN IF $claim THEN ${second}RAISE NOTICE 'claimed'; END IF; RAISE NOTICE '% %', idem_status(), idem_result(); "
+		"DO \$\$ BEGIN IF $claim THEN ${second}RAISE NOTICE 'claimed'; END IF; RAISE NOTICE '% %', idem_outcome(), idem_result(); "
 		  . "EXCEPTION WHEN OTHERS THEN RAISE NOTICE '% %', SQLSTATE, SQLERRM; END \$\$",
 		keys => [$key], wait => 'no');
 	return;
@@ -664,6 +664,7 @@ sub add_step
 		my $function = pick('idem_result', 'idem_status', 'idem_lookup');
 		if ($function ne 'idem_lookup' && chance($open ? 0.6 : 0.1))
 		{
+			$function = 'idem_outcome' if $function eq 'idem_status';
 			$self->add($slot, "$function (latest)", 'read', "SELECT $function()");
 		}
 		else

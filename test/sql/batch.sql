@@ -136,7 +136,7 @@ SELECT * FROM idem_claim_many('{batch,batch}', '{w,w}', 'batch retryable');
 
 BEGIN;
 SELECT * FROM idem_claim_many('{batch,batch}', '{x1,x2}');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SAVEPOINT s;
 SELECT * FROM idem_claim_many('{batch,batch}', '{x2,x3}');
 SELECT idem_complete('"which"');

@@ -7,7 +7,7 @@ CREATE TABLE payments (account int, amount numeric, note text);
 CREATE FUNCTION pay(account int, amount numeric, note text DEFAULT 'none') RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO payments VALUES (account, amount, note);
-	RETURN jsonb_build_object('paid', amount, 'note', note, 'seen', idem_status());
+	RETURN jsonb_build_object('paid', amount, 'note', note, 'seen', idem_outcome());
 END $$;
 -- Others with the same name. SQL tells the first one from pay(1, 2, note => DEFAULT) by the
 -- names of their arguments only.
@@ -16,11 +16,11 @@ CREATE FUNCTION pay(account text, amount numeric) RETURNS text LANGUAGE sql AS $
 
 -- ----- executed once, in autocommit and in a transaction -----
 
-SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": 30}'), idem_status(), idem_result();
-SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"amount": 30.0, "account": 1}'), idem_status(), idem_result();
+SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"account": 1, "amount": 30}'), idem_outcome(), idem_result();
+SELECT idem_call('u', '1', 'pay(int, numeric, text)', '{"amount": 30.0, "account": 1}'), idem_outcome(), idem_result();
 BEGIN;
 SELECT idem_call('u', '2', 'pay(int, numeric, text)', '{"account": 1, "amount": 1}');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_complete('1') AS nothing_is_left;
 \echo :SQLSTATE
 ROLLBACK;
@@ -54,7 +54,7 @@ SELECT request_id, fingerprint = idem_fingerprint(CASE request_id
 FROM idem_claims WHERE request_id IN ('1', 'odd') ORDER BY 1;
 SET quote_all_identifiers = on;
 SET search_path = "odd ""schema", public;
-SELECT idem_call('u', 'odd', '"Odd function"("Odd.type"[], "char", text[], int[])', '{"Odd name": [{"a": 1}], "b": "x", "c": [], "d": [1, 2]}'), idem_status();
+SELECT idem_call('u', 'odd', '"Odd function"("Odd.type"[], "char", text[], int[])', '{"Odd name": [{"a": 1}], "b": "x", "c": [], "d": [1, 2]}'), idem_outcome();
 RESET search_path;
 RESET quote_all_identifiers;
 -- A new function with the same name and types is the same; a renamed one is another one.
@@ -85,7 +85,7 @@ FROM pg_proc WHERE proname = 'show';
 SELECT idem_call('u', 'all null', oid::text, (SELECT jsonb_object_agg(name, NULL) FROM unnest(proargnames) AS name WHERE name <> 'p') || '{"p": 1}')
 FROM pg_proc WHERE proname = 'show';
 CREATE FUNCTION strict_one(a int, b int DEFAULT 2) RETURNS int STRICT LANGUAGE sql AS 'SELECT a + b';
-SELECT idem_call('u', 'strict', 'strict_one(int, int)', '{"a": null}') IS NULL AS is_null, idem_status(), idem_call('u', 'strict 2', 'strict_one(int, int)', '{"a": 1}');
+SELECT idem_call('u', 'strict', 'strict_one(int, int)', '{"a": null}') IS NULL AS is_null, idem_outcome(), idem_call('u', 'strict 2', 'strict_one(int, int)', '{"a": 1}');
 -- Values that do not fit raise the server's own errors, and claim nothing.
 SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": "x"}');
 SELECT idem_call('u', 'bad', 'strict_one(int, int)', '{"a": 3000000000}');
@@ -169,7 +169,7 @@ SELECT idem_call('u', 'bad', 'one_out()', wait => '-1 s');
 -- A parameter of type text needs a cast; one without a type does not.
 PREPARE untyped AS SELECT idem_call($1, $2, $3, $4);
 EXECUTE untyped ('u', 'prepared', 'strict_one(int, int)', '{"a": 40}');
-PREPARE typed (text, text, text, text) AS SELECT idem_call($1, $2, $3, $4::jsonb), idem_status();
+PREPARE typed (text, text, text, text) AS SELECT idem_call($1, $2, $3, $4::jsonb), idem_outcome();
 EXECUTE typed ('u', 'prepared', 'strict_one(int, int)', '{"a": 40}');
 
 -- ----- functions that it cannot run -----
@@ -225,7 +225,7 @@ FROM pg_proc, LATERAL (SELECT idem_call('u', proname, pg_proc.oid::text) AS resu
 WHERE proname ~ '^r_' AND pronamespace = 'public'::regnamespace ORDER BY proname;
 SELECT request_id, result, result IS NULL AS is_null, state FROM idem_claims WHERE request_id ~ '^r_' ORDER BY 1;
 SELECT note, count(*) FROM payments GROUP BY note;
-SELECT idem_call('u', 'r_void', 'r_void()') IS NULL AS is_null, idem_status();
+SELECT idem_call('u', 'r_void', 'r_void()') IS NULL AS is_null, idem_outcome();
 SELECT note, count(*) FROM payments GROUP BY note;
 TRUNCATE payments;
 CREATE FUNCTION r_large() RETURNS text LANGUAGE sql AS $$ SELECT repeat('x', 200) $$;
@@ -240,17 +240,17 @@ CREATE FUNCTION completes(result jsonb, returned jsonb) RETURNS jsonb LANGUAGE p
 CREATE FUNCTION fails(error jsonb) RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM idem_fail(error); RETURN 'ignored'; END $$;
 CREATE FUNCTION raises() RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO payments (note) VALUES ('raised'); RAISE 'it failed'; END $$;
 -- What it stored itself is the result.
-SELECT idem_call('u', 'completes', 'completes(jsonb, jsonb)', '{"result": 1, "returned": 2}'), idem_status(), idem_result();
-SELECT idem_call('u', 'completes', 'completes(jsonb, jsonb)', '{"result": 1, "returned": 2}'), idem_status(), idem_result();
-SELECT idem_call('u', 'completes 2', 'completes(jsonb, jsonb)', '{"result": null, "returned": 2}'), idem_status(), idem_result();
-SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": {"reason": "no money"}}'), idem_status(), idem_result();
+SELECT idem_call('u', 'completes', 'completes(jsonb, jsonb)', '{"result": 1, "returned": 2}'), idem_outcome(), idem_result();
+SELECT idem_call('u', 'completes', 'completes(jsonb, jsonb)', '{"result": 1, "returned": 2}'), idem_outcome(), idem_result();
+SELECT idem_call('u', 'completes 2', 'completes(jsonb, jsonb)', '{"result": null, "returned": 2}'), idem_outcome(), idem_result();
+SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": {"reason": "no money"}}'), idem_outcome(), idem_result();
 SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": {"reason": "no money"}}');
 \echo :SQLSTATE
 SELECT idem_result('u', 'fails'), idem_status('u', 'fails');
 -- Under failed = retryable the next call runs it again.
 INSERT INTO idem_scopes (scope, failed) VALUES ('again', 'retryable');
-SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": 1}', 'again'), idem_status();
-SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": 1}', 'again'), idem_status();
+SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": 1}', 'again'), idem_outcome();
+SELECT idem_call('u', 'fails', 'fails(jsonb)', '{"error": 1}', 'again'), idem_outcome();
 -- An error rolls all back; also to a savepoint only.
 SELECT idem_call('u', 'raises', 'raises()');
 \echo :SQLSTATE
@@ -259,18 +259,18 @@ BEGIN;
 SAVEPOINT s;
 SELECT idem_call('u', 'raises', 'raises()');
 ROLLBACK TO s;
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 ROLLBACK TO s;
 SELECT idem_call('u', 'raises', 'one_out()');
 COMMIT;
 SELECT idem_status('u', 'raises'), count(*) FROM payments;
 
--- Claims of its own, in other scopes and savepoints. idem_status() speaks of the call before
+-- Claims of its own, in other scopes and savepoints. idem_outcome() speaks of the call before
 -- the function's own claims, and after the call.
 CREATE FUNCTION claims_too(request text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-	first idem_outcome := idem_status();
+	first idem_outcome := idem_outcome();
 	inner_result jsonb;
 BEGIN
 	PERFORM idem_claim('u', request, 'step 1');
@@ -283,20 +283,20 @@ BEGIN
 	END;
 	inner_result := idem_call('u', request, 'strict_one(int, int)', '{"a": 1}', 'step 4');
 	PERFORM idem_claim('u', '1', 'other', wait => '0');		-- a replay
-	RETURN jsonb_build_array(first, inner_result, idem_status());
+	RETURN jsonb_build_array(first, inner_result, idem_outcome());
 END $$;
 BEGIN;
-SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_status(), idem_result();
+SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_outcome(), idem_result();
 SELECT idem_complete('"the one that was left"');
 SELECT idem_complete('1');
 \echo :SQLSTATE
 ROLLBACK;
 BEGIN;
 SELECT idem_claim('u', 'before', 'another key');
-SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_status(), idem_result();
+SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_outcome(), idem_result();
 COMMIT;
 SELECT scope, state, result FROM idem_claims WHERE request_id IN ('nested', 'before') ORDER BY scope;
-SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_status(), idem_result();
+SELECT idem_call('u', 'nested', 'claims_too(text)', '{"request": "nested"}', 'outer'), idem_outcome(), idem_result();
 -- Settled by the function in a savepoint that it rolled back: settled by the call.
 CREATE FUNCTION completes_in_vain() RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
@@ -307,26 +307,26 @@ BEGIN
 	END;
 	RETURN 1;
 END $$;
-SELECT idem_call('u', 'in vain', 'completes_in_vain()'), idem_status(), idem_result();
+SELECT idem_call('u', 'in vain', 'completes_in_vain()'), idem_outcome(), idem_result();
 -- The call is in a savepoint, and is rolled back and released.
 BEGIN;
 SELECT idem_call('u', 'outside', 'one_out()');
 SAVEPOINT s;
 SELECT idem_call('u', 'inside', 'strict_one(int, int)', '{"a": 1}');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 ROLLBACK TO s;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_call('u', 'inside', 'fails(jsonb)', '{"error": 2}');
 RELEASE s;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 -- A call of the same request from within, or after a claim that is not settled, is an error:
 -- it has no result yet.
 CREATE FUNCTION recursive(depth int) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
-	RETURN jsonb_build_object('inner', idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), 'status', idem_status());
+	RETURN jsonb_build_object('inner', idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), 'status', idem_outcome());
 END $$;
-SELECT idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), idem_status();
+SELECT idem_call('u', 'recursive', 'recursive(int)', '{"depth": 1}'), idem_outcome();
 \echo :SQLSTATE
 SELECT idem_status('u', 'recursive');
 BEGIN;
@@ -351,7 +351,7 @@ CREATE FUNCTION forgets() RETURNS int LANGUAGE plpgsql AS $$ BEGIN PERFORM idem_
 SELECT idem_call('u', 'forgets', 'forgets()');
 \echo :SQLSTATE
 -- Two calls of a request in one statement; a loop of calls
-SELECT idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_status();
+SELECT idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_call('u', 'twice', 'strict_one(int, int)', '{"a": 1}'), idem_outcome();
 SELECT count(*), count(DISTINCT idem_call('u', 'loop ' || i % 10, 'strict_one(int, int)', jsonb_build_object('a', i % 10))) FROM generate_series(1, 100) AS i;
 
 -- ----- which function the text means -----

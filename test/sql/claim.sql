@@ -14,7 +14,7 @@ SELECT idem_complete('{"paid": 30}');
 COMMIT;
 BEGIN;
 SELECT idem_claim('u', 'stored');
-SELECT idem_result(), idem_status();
+SELECT idem_result(), idem_outcome();
 COMMIT;
 SELECT outcome, result FROM idem_try_claim('u', 'stored');
 

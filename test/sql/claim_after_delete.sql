@@ -8,7 +8,7 @@ SELECT idem_claim('u', 'k');
 DELETE FROM idem_claims WHERE request_id = 'k';
 SELECT idem_claim('u', 'k');
 SELECT idem_complete('"deleted"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_complete('u', 'k', '"deleted"');
 SELECT idem_complete('"again"');
 \echo :SQLSTATE

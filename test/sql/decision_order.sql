@@ -80,8 +80,8 @@ BEGIN
 			SELECT outcome INTO answer FROM idem_claim_many(ARRAY['decisions'], ARRAY[c.request], c.scope, wait => '0');
 	END CASE;
 	-- An invalid element of a batch does not claim a key.
-	IF answer <> 'invalid' AND (answer = 'claimed') <> (idem_status() = 'claimed') THEN
-		answer := 'claimed, but idem_status() = ' || idem_status();
+	IF answer <> 'invalid' AND (answer = 'claimed') <> (idem_outcome() = 'claimed') THEN
+		answer := 'claimed, but idem_outcome() = ' || idem_outcome();
 	END IF;
 	RAISE SQLSTATE 'UNDO0';
 EXCEPTION

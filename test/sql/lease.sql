@@ -237,7 +237,7 @@ SELECT idem_complete('lease', 'g', to_jsonb(repeat('x', 30)), :g, 'capped');
 BEGIN;
 SELECT outcome FROM idem_lease('lease', 'h', lease => '1 hour');
 SELECT outcome, token FROM idem_lease('lease', 'h', lease => '1 hour') AS second;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_complete('"short"');
 SELECT idem_result();
 SAVEPOINT s;

@@ -29,7 +29,7 @@ SELECT idem_status('u', 'one statement');
 
 -- idem_status(user, request) does not count as a claim call, and needs none before it.
 SELECT idem_status('u', 'marker');
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 
 -- A forgotten request can be executed again.
@@ -79,7 +79,7 @@ SELECT idem_forget('u', 'own'), idem_claim('u', 'own');
 SELECT idem_complete('"undone"');
 ROLLBACK TO s;
 SELECT idem_complete('"held since before the savepoint"');
-SELECT idem_result(), idem_status();
+SELECT idem_result(), idem_outcome();
 COMMIT;
 SELECT idem_result('u', 'own');
 BEGIN;

@@ -37,7 +37,7 @@ BEGIN
 	n := claim_new(150);
 	SELECT t.outcome, t.result INTO after_new.outcome, after_new.result
 	FROM idem_try_claim('u', request, after_new.scope, after_new.fingerprint, wait => '0') AS t;
-	status := idem_status();
+	status := idem_outcome();
 	RETURN NEXT;
 END $$;
 SELECT * FROM after_new('marker');

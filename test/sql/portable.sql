@@ -168,7 +168,7 @@ INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('has a row', '1 day', 'uu
 BEGIN;
 SET LOCAL idem_portable.fast_path = on;
 ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
-SELECT idem_claim('u', 'common'), idem_status(), idem_claim('u', 'common'), idem_status();
+SELECT idem_claim('u', 'common'), idem_outcome(), idem_claim('u', 'common'), idem_outcome();
 SELECT * FROM locks_of_scopes;
 SELECT outcome, result, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'common', fingerprint => 'f');
 -- A batch at once, not by element
@@ -233,7 +233,7 @@ SET LOCAL bytea_output = 'escape';
 -- From 19 on it is always on.
 SELECT set_config('standard_conforming_strings', CASE WHEN current_setting('server_version_num')::int < 190000 THEN 'off' ELSE 'on' END, true) IS NOT NULL AS set;
 SET LOCAL lc_numeric = 'C';
-SELECT idem_claim('u', 'set 1'), idem_claim('u', 'set 2'), idem_claim('u', 'collated 1'), idem_status();
+SELECT idem_claim('u', 'set 1'), idem_claim('u', 'set 2'), idem_claim('u', 'collated 1'), idem_outcome();
 SAVEPOINT s;
 SELECT idem_complete('"which?"');
 ROLLBACK TO s;
@@ -327,7 +327,7 @@ SET LOCAL idem_held.latest = E'+(0,1)\t["\\u0000","r",""]';
 SELECT idem_complete('1');
 ROLLBACK TO s;
 SET LOCAL idem_held.latest = '+(0,1)';
-SELECT idem_status();
+SELECT idem_outcome();
 ROLLBACK TO s;
 SET LOCAL idem_held.latest = E'*(99999999999,999999)\t["';
 SELECT idem_complete('1');
@@ -343,7 +343,7 @@ DELETE FROM idem_scopes;
 -- All transactions of one message begin at the same moment; a note is of its own only.
 BEGIN\; SELECT idem_release('u', 'given up', t.token) FROM idem_lease('u', 'given up', lease => '1 min') AS t\;
 SELECT set_config('kept.latest', current_setting('idem_held.latest'), false) <> '' AS kept\; COMMIT\;
-BEGIN\; SELECT set_config('idem_held.latest', current_setting('kept.latest'), true) <> '' AS put_back\; SELECT idem_status();
+BEGIN\; SELECT set_config('idem_held.latest', current_setting('kept.latest'), true) <> '' AS put_back\; SELECT idem_outcome();
 ROLLBACK;
 -- Thousands of them
 BEGIN;
@@ -357,7 +357,7 @@ CREATE FUNCTION claim_in_a_function() RETURNS bool LANGUAGE plpgsql SET work_mem
 AS $$ BEGIN RETURN idem_claim('u', 'in a function'); END $$;
 BEGIN;
 SELECT claim_in_a_function();
-SELECT idem_status(), idem_complete('1'), idem_result();
+SELECT idem_outcome(), idem_complete('1'), idem_result();
 COMMIT;
 DROP FUNCTION claim_in_a_function;
 -- Odd names
@@ -367,7 +367,7 @@ SAVEPOINT s;
 SELECT idem_complete('1');
 ROLLBACK TO s;
 SELECT idem_complete(E'a"b\\c', E'tab\tline\n', '1', scope => '{"x": [1]}'), idem_complete('2');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 -- A caller who forges or forgets them does not get at the requests of others, nor at an
 -- answer that was not given.  What is forged counts as empty.
@@ -418,7 +418,7 @@ SELECT current_setting('idem_held.latest') AS latest \gset
 ROLLBACK;
 BEGIN;
 SELECT set_config('idem_held.latest', :'latest', true) IS NOT NULL AS put_back;
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 ROLLBACK;
 BEGIN;
@@ -427,7 +427,7 @@ SELECT idem_claim('u', 'noted');
 SELECT current_setting('idem_held.latest') AS latest \gset
 ROLLBACK TO s;
 SELECT set_config('idem_held.latest', :'latest', true) IS NOT NULL AS put_back;
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 ROLLBACK;
 -- Garbage that stays in a session is nobody's concern.
@@ -435,13 +435,13 @@ SELECT count(set_config('idem_held.' || name, garbage, false)) AS set
 FROM unnest(ARRAY['latest', 'recent', 'result', 'counts', 'more'] || array(SELECT 'b' || i FROM generate_series(0, 63) AS i)) AS name,
 	unnest(ARRAY['claimed ["u","theirs",""]', repeat('x', 64) || 'claimed ["u","theirs",""]',
 		'+' || repeat('x', 32) || '["u","theirs",""]', E'\n' || repeat('x', 32) || '["u","theirs",""] 1']) AS garbage;
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 SELECT idem_complete('"garbage"');
 \echo :SQLSTATE
 BEGIN;
-SELECT idem_claim('u', 'among garbage'), idem_status(), idem_complete('1'), idem_result();
-SELECT idem_claim('u', 'theirs'), idem_status(), idem_forget('u', 'among garbage');
+SELECT idem_claim('u', 'among garbage'), idem_outcome(), idem_complete('1'), idem_result();
+SELECT idem_claim('u', 'theirs'), idem_outcome(), idem_forget('u', 'among garbage');
 ROLLBACK;
 BEGIN;
 SELECT idem_claim('u', 'garbage 1'), idem_claim('u', 'garbage 2');

@@ -46,7 +46,7 @@ RESET default_transaction_read_only;
 BEGIN;
 SELECT idem_claim('u', 'then read-only');
 SET TRANSACTION READ ONLY;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SAVEPOINT s;
 SELECT idem_complete('1');
 \echo :SQLSTATE

@@ -1,4 +1,4 @@
--- idem_result() and idem_status() return the answer of the latest claim call of the
+-- idem_result() and idem_outcome() return the answer of the latest claim call of the
 -- transaction that was not rolled back; and the limit on the size of results.
 -- :SQLSTATE is that of the statement before.
 \set SHOW_CONTEXT never
@@ -7,24 +7,24 @@
 SELECT idem_claim('u', 'before');
 SELECT idem_result();
 \echo :SQLSTATE
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 
 -- The answers end with the transaction.
 BEGIN;
 SELECT idem_claim('u', 'a');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_complete('"result of a"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_claim('u', 'b');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_claim('u', 'a');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 -- Settling another key does not change the answer.
 SELECT idem_complete('u', 'b', '"result of b"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT outcome FROM idem_try_claim('u', 'before');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 SELECT idem_result();
 \echo :SQLSTATE
@@ -35,16 +35,16 @@ SELECT idem_result();
 \echo :SQLSTATE
 
 -- In the statement of the claim, for example of a replay
-SELECT idem_claim('u', 'a'), idem_result(), idem_status();
+SELECT idem_claim('u', 'a'), idem_result(), idem_outcome();
 
 -- Answers of idem_try_claim() count, and so does a failure.
 BEGIN;
 SELECT idem_claim('u', 'f', fingerprint => '\x01'), idem_fail('"broken"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT outcome FROM idem_try_claim('u', 'f', fingerprint => '\x02');
-SELECT idem_status();
+SELECT idem_outcome();
 SELECT outcome FROM idem_try_claim('u', 'f', fingerprint => '\x01');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 
 -- A claim call that raised does not count: its savepoint is rolled back.
@@ -54,7 +54,7 @@ SAVEPOINT s;
 SELECT idem_claim('u', 'f');
 \echo :SQLSTATE
 ROLLBACK TO s;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 
 -- Savepoints
@@ -73,25 +73,25 @@ SAVEPOINT s2;
 SELECT idem_claim('u', 'a');
 SELECT idem_result();
 ROLLBACK TO s2;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_claim('u', 'a');
 RELEASE s2;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 ROLLBACK TO s1;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 RELEASE s1;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 -- ROLLBACK TO undoes a result that was stored after the savepoint.
 BEGIN;
 SELECT idem_claim('u', 'e');
 SAVEPOINT s;
 SELECT idem_complete('"undone"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 ROLLBACK TO s;
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 SELECT idem_complete('"kept"');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 SELECT idem_result('u', 'e');
 

@@ -72,7 +72,7 @@ BEGIN;
 SELECT idem_claim('u', 'r', fingerprint => idem_fingerprint('1'));
 SELECT idem_complete('"done"');
 SELECT outcome, result FROM idem_try_claim('u', 'r');
-SELECT idem_result(), idem_status(), idem_result('u', 'r'), idem_status('u', 'r');
+SELECT idem_result(), idem_outcome(), idem_result('u', 'r'), idem_status('u', 'r');
 COMMIT;
 SELECT state, result FROM idem_lookup('u', 'r');
 SELECT idem_forget('u', 'r');

@@ -181,7 +181,7 @@ SELECT idem_claim('u', 'failed');
 SELECT idem_fail('{"reason": "insufficient funds"}');
 SELECT idem_fail('u', 'failed', '{"reason": "insufficient funds"}') AS repeated;
 SELECT outcome, result FROM idem_try_claim('u', 'failed');
-SELECT idem_status(), idem_result();
+SELECT idem_outcome(), idem_result();
 COMMIT;
 SELECT outcome, result FROM idem_try_claim('u', 'failed');
 SELECT idem_claim('u', 'failed');

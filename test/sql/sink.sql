@@ -72,16 +72,16 @@ BEGIN
 		RETURN;
 	END IF;
 	INSERT INTO shipments SELECT 'guarded', request(i), request FROM generate_series(1, n) AS i;
-	RAISE NOTICE '% %', idem_status(), idem_result();
+	RAISE NOTICE '% %', idem_outcome(), idem_result();
 	PERFORM idem_complete('{"shipped": 100}');
 	INSERT INTO shipments VALUES ('guarded', request(1), 'skipped');
-	RAISE NOTICE '% %', idem_status(), idem_result();
+	RAISE NOTICE '% %', idem_outcome(), idem_result();
 END $$;
 CALL guarded('guarded', 100);
 SELECT idem_result('ann', 'guarded'), count(*) FROM shipments WHERE customer = 'guarded';
 BEGIN;
 INSERT INTO shipments VALUES ('settled', request(1), 'book');
-SELECT idem_status();
+SELECT idem_outcome();
 \echo :SQLSTATE
 ROLLBACK;
 BEGIN;
@@ -98,7 +98,7 @@ ROLLBACK;
 BEGIN;
 SELECT outcome FROM idem_try_claim('ann', 'asked first');
 INSERT INTO shipments VALUES ('ann', request(1), 'skipped'), ('settled', request(2), 'kept');
-SELECT idem_status(), idem_complete('2');
+SELECT idem_outcome(), idem_complete('2');
 COMMIT;
 SELECT idem_result('ann', 'asked first'), idem_status('settled', request(2)::text, 'shipping');
 

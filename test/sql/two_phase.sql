@@ -75,7 +75,7 @@ SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0');
 \echo :SQLSTATE
 \set VERBOSITY default
 COMMIT PREPARED 'idem_claim_3';
-SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0'), idem_status();
+SELECT idem_call('2pc', 'called', 'two_phase_answer()', wait => '0'), idem_outcome();
 DROP FUNCTION two_phase_answer();
 
 -- The prepared transaction took its locks along: the next one takes locks of its own.

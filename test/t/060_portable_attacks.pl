@@ -153,7 +153,7 @@ as('owner', 'owned', q{
 CREATE TABLE payments (request text);
 CREATE PROCEDURE pay(request text) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-	IF idem_status() = 'claimed' THEN
+	IF idem_outcome() = 'claimed' THEN
 		INSERT INTO payments VALUES (request);
 		PERFORM idem_complete(to_jsonb(request));
 	END IF;
@@ -172,7 +172,7 @@ $client->ask('SET SESSION AUTHORIZATION app');
 $client->ask("SET idem_held.$_ = 'x x'") for 'counts', 'latest', 'recent', 'result', map { "b$_" } 0 .. 63;
 $client->ask('BEGIN');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 't', 'a pooled session with garbage in it: claims');
-is($client->ask("SELECT idem_status(), idem_result() IS NULL, idem_complete('1')"), 'claimed|t|t', 'and settles');
+is($client->ask("SELECT idem_outcome(), idem_result() IS NULL, idem_complete('1')"), 'claimed|t|t', 'and settles');
 $client->ask('COMMIT');
 is($client->ask("SELECT idem_claim('u', 'pooled')"), 'f', 'and replays');
 like(as('owner', 'owned', "SELECT has_table_privilege('app', 'idem__secret', 'SELECT')"), qr/^f$/, 'the secret is the owner\'s');
@@ -209,7 +209,7 @@ SET debug_pretty_print = off; SET client_min_messages = log;
 SELECT idem_claim('u', 'p0'), idem_complete('1'), idem_fail('2');
 BEGIN;
 SELECT idem_claim('u', 'p1'), idem_claim('u', 'p2');
-SELECT idem_complete('u', 'p1', '1'), idem_complete('2'), idem_status(), idem_result();
+SELECT idem_complete('u', 'p1', '1'), idem_complete('2'), idem_outcome(), idem_result();
 SELECT idem_claim('u', 'p3');
 SELECT idem_fail('3');
 SELECT idem_claim('u', 'p4'), idem_forget('u', 'p4');
@@ -487,7 +487,7 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ')
 	{
 		$app->ask("BEGIN ISOLATION LEVEL $level");
 		answers($app, claim("'u'", "'$own $end'" =~ s/(?<!^)'(?!$)//gr), 't');
-		answers($app, "SELECT $end, idem_status(), idem_result()", 't|claimed|1');
+		answers($app, "SELECT $end, idem_outcome(), idem_result()", 't|claimed|1');
 		$app->ask('COMMIT');
 	}
 	$app->ask("BEGIN ISOLATION LEVEL $level");

@@ -114,7 +114,7 @@ SELECT pg_catalog.count(*) FROM pg_catalog.pg_class WHERE relname = 'pg_class'::
 SELECT idem_call('$role', '1', 'work(integer, pg_catalog.text, integer[], numeric)', '{"a": 1}');
 SELECT idem_call('$role', '1', 'work(integer, pg_catalog.text, integer[], numeric)', '{"a": 1}');
 SELECT idem_call('$role', '2', 'work(integer, pg_catalog.text, integer[], numeric)', '{"a": 1, "t": "z", "l": [7], "n": 3}');
-SELECT idem_call('$role', '3', 'nothing()'), idem_status();
+SELECT idem_call('$role', '3', 'nothing()'), idem_outcome();
 SELECT idem_call('$role', '1', 'work(integer, pg_catalog.text, integer[], numeric)', '{"a": 2}');
 SELECT idem_call('$role', '4', 'work(integer, pg_catalog.text, integer[], numeric)', '{"b": 2}');
 SELECT idem_call('$role', '4', 'work(integer, pg_catalog.text, integer[], numeric)');

@@ -494,7 +494,7 @@ sub call_idem_call
 	my ($user, $request) = $self->key('call');
 	my $began = time;
 	my $sql = "SELECT idem_call(" . quoted($user, $request) . ", 'pay(text, text)', jsonb_build_object("
-	  . quoted('user', $user, 'request', $request) . "), 'call') #>> '{}', idem_status()";
+	  . quoted('user', $user, 'request', $request) . "), 'call') #>> '{}', idem_outcome()";
 	my ($state, $rows) = $self->call($sql, 'ID409', 'ID503');
 
 	$self->send_again({ scope => 'call', user => $user, request => $request }) if $state eq 'lost';
@@ -684,7 +684,7 @@ sub call_plain
 
 	return if $state ne '';
 	($state) = $self->call('SELECT outcome FROM ' . (rand() < 0.5 ? "idem_try_claim($key, wait => '1 s')" : "idem_lease($key, '1 s', wait => '1 s')"));
-	($state) = $self->call("SELECT idem_complete('{}'), idem_status()", 'ID410') if $state eq '' && rand() < 0.5;
+	($state) = $self->call("SELECT idem_complete('{}'), idem_outcome()", 'ID410') if $state eq '' && rand() < 0.5;
 	$self->ask($state eq '' ? 'COMMIT' : 'ROLLBACK') if $state ne 'lost';
 	$self->call("SELECT * FROM idem_lookup($key)");
 	return;

@@ -219,7 +219,7 @@ sub life
 		# For the worker
 		[ idem_claim => "SELECT idem_claim(@{[$key->('w')]}, 'brief')" ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('a')]}, 'life')" ], [ idem_complete => q(SELECT idem_complete('{"a": 1}')) ],
-		[ idem_status => 'SELECT idem_status()' ], [ idem_result => 'SELECT idem_result()' ], [ '' => 'COMMIT' ],
+		[ idem_outcome => 'SELECT idem_outcome()' ], [ idem_result => 'SELECT idem_result()' ], [ '' => 'COMMIT' ],
 		[ '' => 'BEGIN' ], [ idem_claim => "SELECT idem_claim(@{[$key->('b')]}, 'life')" ], [ idem_fail => q(SELECT idem_fail('{"e": 1}')) ], [ '' => 'COMMIT' ],
 		[ idem_try_claim => "SELECT * FROM idem_try_claim(@{[$key->('t')]}, 'life')" ],
 		[ idem_claim => "SELECT idem_claim(1::bigint, '$n n', 'life'), idem_claim('11111111-1111-4111-8111-111111111111'::uuid, '$n n', 'life')" ],

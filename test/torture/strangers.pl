@@ -112,8 +112,8 @@ my %may_execute = (
 	stranger => [],
 	tables => [],
 	app => [qw(idem_call idem__call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
-		idem_release idem_fence idem_heal idem_result idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
-	operator => [qw(idem_result idem_status idem_lookup idem_lapsed idem_forget idem_erase idem__erase idem_heal idem_cleanup idem_cleanup_all
+		idem_release idem_fence idem_heal idem_result idem_outcome idem_status idem_lookup idem_fingerprint idem_skip_duplicates)],
+	operator => [qw(idem_result idem_outcome idem_status idem_lookup idem_lapsed idem_forget idem_erase idem__erase idem_heal idem_cleanup idem_cleanup_all
 		idem__cleanup_step idem_stat_reset idem__stat_cleanup_counters idem__stat_cleaning idem__stat_claims_counters
 		idem__unsettled_claims idem__held_keys idem_start_worker idem__stat_launcher idem__stat_scopes_counters idem__stat_scope_shares)]);
 my %may_select = (operator => [qw(idem_scopes idem_settings idem_stat_cleanup idem_stat_claims idem_stat_table idem_stat_scopes
@@ -360,7 +360,7 @@ my @fails_in_app = (
 # A life of requests, for each role what it may do
 my %life = (
 	app => [
-		"SELECT requests.idem_claim('u', 'r1'), requests.idem_complete('{}'::pg_catalog.jsonb), requests.idem_result(), requests.idem_status()",
+		"SELECT requests.idem_claim('u', 'r1'), requests.idem_complete('{}'::pg_catalog.jsonb), requests.idem_result(), requests.idem_outcome()",
 		"SELECT requests.idem_claim('u', 'r1')", "SELECT requests.idem_claim('u', 'r2', 'retry'), requests.idem_fail('u', 'r2', '{}', scope => 'retry')",
 		"SELECT requests.idem_claim('u', 'r2', 'retry', '\\x01', '1 s')",
 		"SELECT requests.idem_lease('u', 'r3', scope => '', fingerprint => '\\x02', wait => '1 s', lease => '1 min', progress => '{}')", "SELECT requests.idem_try_claim('u', 'r3', wait => '0')",
