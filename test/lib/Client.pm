@@ -21,13 +21,14 @@ sub new
 	my ($class, $node, $database) = @_;
 	my $self = bless { in => '', out => '', mark => undef }, $class;
 
+	# Of each statement: a session may live for longer on a slow machine.
+	$self->{timer} = IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
 	$self->{run} = IPC::Run::start(
 		[
 			'psql', '-XAtq', '-v', 'VERBOSITY=sqlstate', '-d',
 			$node->connstr($database // 'postgres')
 		],
-		'<', \$self->{in}, '>&', \$self->{out},
-		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+		'<', \$self->{in}, '>&', \$self->{out}, $self->{timer});
 	$self->{pid} = $self->ask('SELECT pg_backend_pid()');
 	return $self;
 }
@@ -44,6 +45,7 @@ sub send
 
 	die "not answered yet: $self->{mark}" if defined $self->{mark};
 	$requests++;
+	$self->{timer}->start;
 	$self->{mark} = "=== $requests ===";
 	$self->{in} .= "$sql;\n\\echo '$self->{mark}'\n";
 	$self->{run}->pump_nb;
@@ -80,6 +82,7 @@ sub quit
 	my ($self) = @_;
 
 	$self->{in} .= "\\q\n";
+	$self->{timer}->start;
 	$self->{run}->finish;
 	return;
 }

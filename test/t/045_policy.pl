@@ -318,8 +318,10 @@ for my $change (sort keys %changes)
 
 			query($create);
 			query("UPDATE idem_scopes SET expired = '$expired' WHERE scope = '$scope'");
-			my $key = query('SELECT v7()');
-			is(outcome($key, $scope), 'claimed', "$scope: a key is executed");
+			# In one statement: the key must not become stale before it is claimed.
+			my ($key, $outcome) = split /\|/, query(qq{
+				SELECT key, (SELECT outcome FROM idem_try_claim('user', key, '$scope')) FROM v7() AS key});
+			is($outcome, 'claimed', "$scope: a key is executed");
 			push @cases, { scope => $scope, key => $key, when => $when, expired => $expired, statements => \@statements };
 		}
 	}
