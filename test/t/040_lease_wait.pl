@@ -11,7 +11,7 @@ use IPC::Run;
 
 use Client;
 
-my $clients = 50;
+my $clients = 20;
 
 # A client that claims executes and settles. Every second client claims by a lease, and settles
 # in a second transaction.
