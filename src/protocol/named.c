@@ -7,8 +7,10 @@
  *
  * What a text names depends on the search_path, on the current role, which may use some
  * schemas and not others, and on the catalogs read here.  An answer is used again only for the
- * same search_path and role, and until one of these catalogs changes.  Whether the
- * function can be executed is not remembered.
+ * same search_path and role, and until one of these catalogs changes.  The schemas that the server
+ * makes of a search_path have to be the same, too: it can find them late, as when a role is granted
+ * that may use another one.  The text of the search_path says besides where temporary types come.
+ * Whether the function can be executed is not remembered.
  */
 #include "postgres.h"
 
@@ -25,6 +27,7 @@
 /* Texts, by their hash; longer ones are not remembered. */
 #define REMEMBERED 16
 #define TEXT_MAX 256
+#define SCHEMAS_MAX 16
 
 typedef struct Remembered
 {
@@ -34,6 +37,8 @@ typedef struct Remembered
 	int			length;
 	char		name[TEXT_MAX]; /* not terminated */
 	char		search_path[TEXT_MAX];
+	int			nschemas;
+	Oid			schemas[SCHEMAS_MAX];
 } Remembered;
 
 static Remembered remembered[REMEMBERED];
@@ -48,9 +53,9 @@ count_change(Datum arg, IdemSysCacheId cache, uint32 hash)
 static void
 count_changes(void)
 {
-	/* Functions and types; schemas, and which of them a role may use */
+	/* Functions and types; schemas, and which of them a role may use, also the owner of the database */
 	static const IdemSysCacheId caches[] = {
-		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM
+		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM, DATABASEOID
 	};
 
 	for (int i = 0; i < lengthof(caches); i++)
@@ -68,31 +73,35 @@ look_up(const text *name)
 Oid
 idem_named_function(const text *name)
 {
-	const char *data = VARDATA_ANY(name);
 	int			length = VARSIZE_ANY_EXHDR(name);
+	Remembered	asked;
 	Remembered *place;
-	uint64		changes_before;
-	Oid			function;
 
 	if (changes == 0)
 		count_changes();
-	if (length > TEXT_MAX || strlen(namespace_search_path) >= TEXT_MAX)
+	memset(&asked, 0, sizeof(asked));
+	asked.changes = changes;
+	asked.role = GetUserId();
+	asked.length = length;
+	asked.nschemas = fetch_search_path_array(asked.schemas, SCHEMAS_MAX);
+	if (length > TEXT_MAX || asked.nschemas > SCHEMAS_MAX ||
+		strlen(namespace_search_path) >= TEXT_MAX)
 		return look_up(name);
+	memcpy(asked.name, VARDATA_ANY(name), length);
+	strcpy(asked.search_path, namespace_search_path);
 
-	place = &remembered[hash_bytes((const unsigned char *) data, length) % REMEMBERED];
-	if (place->changes == changes && place->role == GetUserId() &&
-		place->length == length && memcmp(place->name, data, length) == 0 &&
-		strcmp(place->search_path, namespace_search_path) == 0)
+	place = &remembered[hash_bytes((const unsigned char *) asked.name, length) % REMEMBERED];
+	asked.function = place->function;
+	if (memcmp(place, &asked, sizeof(asked)) == 0)
 		return place->function;
 
-	/* A change that arrives during the look-up makes the answer one that is used once. */
-	changes_before = changes;
-	function = look_up(name);
-	place->changes = changes_before;
-	place->role = GetUserId();
-	place->function = function;
-	place->length = length;
-	memcpy(place->name, data, length);
-	strcpy(place->search_path, namespace_search_path);
-	return function;
+	/*
+	 * The look-up can call the function that reads a type's modifier, and that can change anything.  If
+	 * it changes the search_path, the answer is not remembered; if a catalog changes, it counts for
+	 * this call only.
+	 */
+	asked.function = look_up(name);
+	if (strcmp(asked.search_path, namespace_search_path) == 0)
+		*place = asked;
+	return asked.function;
 }

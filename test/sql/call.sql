@@ -423,6 +423,21 @@ REVOKE idem_group FROM idem_caller;
 SET ROLE idem_caller;
 SELECT ask('typed(one.kind)', '{"k": "a"}');
 RESET ROLE;
+-- A role is granted while the session has the search_path of before
+CREATE FUNCTION public.let_in() RETURNS void SECURITY DEFINER LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'GRANT idem_group TO idem_caller'; END $$;
+GRANT USAGE ON SCHEMA two TO idem_caller;
+SET search_path = one, two, public;
+SET ROLE idem_caller;
+SELECT ask();
+SELECT public.let_in();
+SELECT ask() IS NOT NULL AS called;
+RESET ROLE;
+SELECT ask();
+SET ROLE idem_caller;
+SELECT ask();
+RESET ROLE;
+REVOKE USAGE ON SCHEMA two FROM idem_caller;
+DROP FUNCTION public.let_in();
 \set VERBOSITY default
 RESET search_path;
 SELECT idem_revoke('idem_caller', 'app');
