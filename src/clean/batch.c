@@ -161,7 +161,7 @@ end_at(IdemCleanupBatch *batch, const BatchBounds *bounds, const IdemExpiring *r
 	batch->rows_unknown = bounds->rows_unknown;
 	if (row->dead)
 		return;
-	batch->leaves_rows = batch->report.rows_deleted > 0;
+	batch->leaves_rows = batch->report.rows_deleted > 0 && !is_kept_as_unknown(row);
 	if (!is_kept_as_unknown(row))
 		note_row_that_stays(batch, row->expires_at);
 }
