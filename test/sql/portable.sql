@@ -772,9 +772,10 @@ VACUUM idem_claims;
 DELETE FROM idem_claims WHERE request_id = 'removed';
 BEGIN;
 SELECT idem_claim('u', 'rewritten');
-SELECT request_id, ctid FROM idem_claims ORDER BY ctid;
+SELECT ctid AS place FROM idem_claims WHERE request_id = 'rewritten' \gset
 ALTER TABLE idem_claims ALTER COLUMN fingerprint TYPE bytea USING substr(fingerprint, 1);
-SELECT request_id, ctid FROM idem_claims ORDER BY ctid;
+-- (Nothing is there if the insert took long.)
+SELECT coalesce((SELECT request_id FROM idem_claims WHERE ctid = :'place'), 'of another transaction') AS at_that_place;
 SELECT idem_complete('"rewritten"');
 COMMIT;
 SELECT request_id, result FROM idem_claims ORDER BY request_id;

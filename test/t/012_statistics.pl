@@ -340,7 +340,7 @@ query('CREATE DATABASE cleaned');
 (undef, undef, my $warning) = $node->psql('cleaned', 'CREATE EXTENSION idem');
 is($warning, '', 'a database that is cleaned: no warning');
 (undef, undef, $warning) = $node->psql('template1', 'CREATE EXTENSION idem; DROP EXTENSION idem');
-like($warning, qr/^psql:<stdin>:1: WARNING:  no worker for this database: idem\.databases does not name it$/m, 'another one: a warning');
+like($warning, qr/^psql:<stdin>:1: WARNING:  no worker for this database: idem\.cleanup_databases does not name it$/m, 'another one: a warning');
 is($node->safe_psql('cleaned', 'SELECT rows_deleted FROM idem_stat_cleanup'),
 	0, 'a new database of the same name starts at zero');
 

@@ -223,7 +223,7 @@ query('many', q{SELECT idem_claim('u', 'excluded', 'short')});
 becomes('many', q{SELECT cleaning = 'no worker for this database: idem.cleanup_databases does not name it' FROM idem_stat_cleanup}, 'idem.cleanup_databases excludes it');
 create_database('excluded');
 ($out, $err) = start('excluded');
-like($err, qr/55000: idem\.databases does not name this database\n.*HINT: .*reload/s, 'where it does, a worker is refused');
+like($err, qr/55000: idem\.cleanup_databases does not name this database\n.*HINT: .*reload/s, 'where it does, a worker is refused');
 query('postgres', 'ALTER SYSTEM RESET idem.cleanup_databases');
 $node->reload;
 is_cleaned('many', 'named again, it is cleaned again');
@@ -319,7 +319,7 @@ $session->ask('COMMIT');
 $session->quit;
 is_cleaned('many', 'which goes on');
 ($out, $err) = start('excluded');
-like($err, qr/55000: idem\.databases does not name this database/, 'not in a database that the launcher leaves alone either');
+like($err, qr/55000: idem\.cleanup_databases does not name this database/, 'not in a database that the launcher leaves alone either');
 is(query('many', "SELECT count(*) $launchers"), 1, 'one launcher');
 
 $node->stop;

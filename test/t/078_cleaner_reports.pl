@@ -44,7 +44,7 @@ sub lines_of_log
 }
 
 is(lines_of_log('idem launcher started'), 1, 'the start is logged');
-like(slurp_file($node->logfile), qr/idem launcher started\n.*DETAIL:  It looks at the databases of idem\.databases: app/, 'with what it looks at');
+like(slurp_file($node->logfile), qr/idem launcher started\n.*DETAIL:  It looks at the databases of idem\.cleanup_databases: app/, 'with what it looks at');
 
 # ----- errors -----
 

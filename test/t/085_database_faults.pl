@@ -20,7 +20,7 @@ idem.wait = '3s'
 });
 $node->start;
 # No session has connected yet.
-$node->wait_for_log(qr/WARNING:  database "later", which idem\.databases names, does not exist/);
+$node->wait_for_log(qr/WARNING:  database "later", which idem\.cleanup_databases names, does not exist/);
 
 sub query
 {
