@@ -262,7 +262,7 @@ sub not_refused
 					WHEN 'text[]' THEN '''{x}''' WHEN 'uuid' THEN 'gen_random_uuid()' ELSE 'NULL' END, t.type::regtype), ', ' ORDER BY t.n)
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS t (type, n)))
 		FROM pg_proc AS p WHERE p.probin ~ 'idem' AND p.prorettype NOT IN ('trigger'::regtype, 'internal'::regtype)
-			AND p.proname !~ '^idem_(_?stat_.*|fingerprint|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|status)\(\)|(complete|fail)\(jsonb\))$'
+			AND p.proname !~ '^idem_(_?stat_.*|fingerprint|start_worker)$' AND p.oid::regprocedure::text !~ '^idem_((result|outcome)\(\)|(complete|fail)\(jsonb\))$'
 		ORDER BY p.oid::regprocedure::text});
 	my ($out, $err) = ('', '');
 	IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr($database) ], '<', \$calls, '>', \$out, '2>', \$err);
