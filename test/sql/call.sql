@@ -446,6 +446,19 @@ REVOKE USAGE ON SCHEMA one FROM idem_group;
 DROP ROLE idem_caller, idem_group;
 -- Longer than a session remembers
 SELECT ask(repeat(' ', 300) || 'one.which()'), ask(repeat(' ', 300) || 'two.which()');
+-- The look-up itself sets a search_path, a very long one
+SET client_min_messages = warning;
+CREATE TYPE modified;
+CREATE FUNCTION modified_in(cstring) RETURNS modified LANGUAGE internal IMMUTABLE STRICT AS 'textin';
+CREATE FUNCTION modified_out(modified) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
+CREATE FUNCTION modifier(cstring[]) RETURNS int LANGUAGE plpgsql IMMUTABLE
+	AS $$ BEGIN PERFORM set_config('search_path', repeat('a, ', 10000) || 'public', false); RETURN 1; END $$;
+CREATE TYPE modified (INPUT = modified_in, OUTPUT = modified_out, TYPMOD_IN = modifier, INTERNALLENGTH = VARIABLE);
+CREATE FUNCTION of_modified(m modified) RETURNS text LANGUAGE sql AS $$ SELECT 'of modified' $$;
+RESET client_min_messages;
+SELECT idem_call('u', 'modified', 'of_modified(modified(5))', '{"m": ""}');
+SELECT length(current_setting('search_path'));
+RESET search_path;
 DROP FUNCTION ask(text, jsonb);
 
 -- ----- how the function runs -----
