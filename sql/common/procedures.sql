@@ -3,6 +3,23 @@
 -- Such a procedure can have no search_path of its own, so it qualifies every name, by the
 -- schema's current name.  It runs with the caller's rights.
 
+-- Raises an error if the procedure may not commit.  It has tried to, in a block with EXCEPTION:
+-- there COMMIT always fails, and only the message, which is in the session's language, says why.
+-- Here it fails because a function never may.
+CREATE FUNCTION @extschema@.idem__require_commit(command text, refusal text, advice text)
+RETURNS void
+LANGUAGE plpgsql
+AS $function$
+BEGIN
+	COMMIT;
+EXCEPTION WHEN invalid_transaction_termination THEN
+	IF refusal OPERATOR(pg_catalog.=) SQLERRM THEN
+		RAISE EXCEPTION '% cannot run inside a transaction block', command USING ERRCODE = 'active_sql_transaction',
+			HINT = pg_catalog.format('Call it without BEGIN, and not from a function or a block with EXCEPTION%s.', advice);
+	END IF;
+END
+$function$;
+
 -- The keys are listed when the call begins.  A request that is claimed later is not among them.
 CREATE PROCEDURE @extschema@.idem_erase(user_id text, scope text DEFAULT NULL)
 LANGUAGE plpgsql
@@ -14,6 +31,12 @@ DECLARE
 	erased pg_catalog.int8 := 0;
 	in_progress pg_catalog.int8 := 0;
 BEGIN
+	BEGIN
+		COMMIT;
+	EXCEPTION WHEN invalid_transaction_termination THEN
+		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', schema)
+			USING 'idem_erase()', SQLERRM, '';
+	END;
 	-- raises ID400 for a user or a scope that no request can have
 	EXECUTE pg_catalog.format('SELECT %s.idem_status($1, ''any'', COALESCE($2, ''''))', schema) USING user_id, scope;
 	FOR found IN EXECUTE pg_catalog.format('SELECT c.request_id, c.scope FROM %s.idem_claims AS c
@@ -51,23 +74,12 @@ DECLARE
 	start pg_catalog.timestamptz := '-infinity';
 	more pg_catalog.bool := true;
 	step constant pg_catalog.text := pg_catalog.format('SELECT more, next_start FROM %s.idem__cleanup_step($1, $2, $3)', @schema@);
-	refused pg_catalog.text;
 BEGIN
-	-- Only the message of a failed COMMIT shows whether this procedure may commit, and it is in the
-	-- session's language.  The first COMMIT fails in any case, since it is in a block with EXCEPTION.
-	-- The second one is where none may ever commit.
 	BEGIN
 		COMMIT;
 	EXCEPTION WHEN invalid_transaction_termination THEN
-		refused := SQLERRM;
-	END;
-	BEGIN
-		EXECUTE 'DO ''BEGIN COMMIT; END''';
-	EXCEPTION WHEN invalid_transaction_termination OR insufficient_privilege THEN
-		IF refused OPERATOR(pg_catalog.=) SQLERRM THEN
-			RAISE EXCEPTION 'idem_cleanup_all() cannot run inside a transaction block' USING ERRCODE = 'active_sql_transaction',
-				HINT = 'Call it without BEGIN, and not from a function or a block with EXCEPTION; or use idem_cleanup().';
-		END IF;
+		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', @schema@)
+			USING 'idem_cleanup_all()', SQLERRM, '; or use idem_cleanup()';
 	END;
 	WHILE more LOOP
 		EXECUTE step INTO more, start USING batch_size, start, expired_before;

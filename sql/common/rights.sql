@@ -13,7 +13,8 @@ DECLARE
 		'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates'];
 	operator constant text[] := ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup',
-		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step',
+		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal',
+		'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step', 'idem__require_commit',
 		'idem_start_worker',
 		'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_cleaning', 'idem__stat_launcher',
 		'idem__stat_claims_counters', 'idem__stat_scopes_counters', 'idem__stat_scope_shares',

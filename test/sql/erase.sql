@@ -49,6 +49,25 @@ CALL idem_erase(NULL);
 CALL idem_erase('');
 CALL idem_erase('u', repeat('s', 256));
 
+-- It commits, so it raises an error where it may not, and has erased nothing.
+SELECT idem_claim('w', 'r'), idem_complete('{"name": "Ada"}');
+BEGIN;
+CALL idem_erase('w');
+\echo :SQLSTATE
+ROLLBACK;
+CREATE FUNCTION erase() RETURNS void LANGUAGE plpgsql AS $$ BEGIN CALL idem_erase('w'); END $$;
+SELECT erase();
+DO $$ BEGIN CALL idem_erase('w'); EXCEPTION WHEN division_by_zero THEN END $$;
+DROP FUNCTION erase;
+SELECT idem_result('w', 'r');
+CREATE PROCEDURE erase_and_claim() LANGUAGE plpgsql AS $$
+BEGIN
+	CALL idem_erase('w');
+	RAISE NOTICE 'result %', idem_result('w', 'r');
+END $$;
+CALL erase_and_claim();
+DROP PROCEDURE erase_and_claim;
+
 DROP VIEW rows;
 DROP FUNCTION lapse;
 TRUNCATE idem_claims;
