@@ -16,7 +16,7 @@
 
 #include "guc.h"
 
-int			idem_ttl = 3600;
+int			idem_ttl = 86400;
 int			idem_lease_ms = 30000;
 int			idem_lease_max = 86400;
 int			idem_wait = 5000;
@@ -69,7 +69,7 @@ idem_define_settings(void)
 	DefineCustomIntVariable("idem.ttl",
 							"Retention: how long a claim is remembered at least.",
 							"For scopes without a ttl of their own in idem_scopes.",
-							&idem_ttl, 3600, 1, INT_MAX,
+							&idem_ttl, 86400, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.lease",

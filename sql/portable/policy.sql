@@ -5,7 +5,7 @@
 -- it.
 CREATE TABLE @extschema@.idem_settings (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	ttl interval NOT NULL DEFAULT '1 hour' CHECK (
+	ttl interval NOT NULL DEFAULT '1 day' CHECK (
 		ttl >= '1 second' AND ttl <= '36500 days'
 		AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
 	lease interval NOT NULL DEFAULT '30 seconds' CHECK (
@@ -91,7 +91,7 @@ CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extsch
 RETURNS SETOF @extschema@.idem__scope_policy
 LANGUAGE sql STABLE ROWS 1
 AS $$
-	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 hour')),
+	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 day')),
 		@extschema@.idem__without_days(coalesce((p).lease, (d).lease, '30 seconds')),
 		@extschema@.idem__without_days(coalesce((p).lease_max, (d).lease_max, '1 day')),
 		coalesce((p).result_max_bytes, (d).result_max_bytes, 1048576),

@@ -55,8 +55,8 @@ TRUNCATE idem_scopes;
 -- For each claim of the transaction:
 CREATE VIEW pg_temp.promises AS
 SELECT request_id, scope, expires_at = date_trunc('second', expires_at) AS whole_second,
-	expires_at >= now() + coalesce(ttl, '1 hour') AND
-	expires_at < clock_timestamp() + coalesce(ttl, '1 hour') + interval '1.2 s' AS as_promised
+	expires_at >= now() + coalesce(ttl, '1 day') AND
+	expires_at < clock_timestamp() + coalesce(ttl, '1 day') + interval '1.2 s' AS as_promised
 FROM idem_claims LEFT JOIN idem_scopes USING (scope)
 ORDER BY request_id, scope;
 

@@ -25,13 +25,13 @@ INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
 	SELECT '2020-01-01', 'completed', i, 'u', '' FROM generate_series(1, 5) AS i;
 SELECT idem_cleanup();
 -- A new row takes the place of the old one, as when a dump is restored.
-INSERT INTO idem_settings (ttl) VALUES ('1 day');
+INSERT INTO idem_settings (ttl) VALUES ('7 days');
 SELECT ttl, lease, result_max_bytes FROM idem_settings;
 -- Without a row it is the defaults.
 DELETE FROM idem_settings;
 BEGIN;
 SELECT idem_claim('u', 'no settings');
-SELECT expires_at >= now() + interval '1 hour' AND expires_at < clock_timestamp() + interval '1 hour 1.2 s' AS by_default
+SELECT expires_at >= now() + interval '1 day' AND expires_at < clock_timestamp() + interval '1 day 1.2 s' AS by_default
 FROM idem_claims WHERE request_id = 'no settings';
 COMMIT;
 INSERT INTO idem_settings DEFAULT VALUES;
@@ -299,7 +299,7 @@ CREATE INDEX slow ON idem_claims (slow_once(request_id)) WHERE user_id = 'slow';
 BEGIN;
 SET LOCAL idem_portable.fast_path = on;
 SELECT * FROM idem_claim_many('{slow,slow,slow}', '{"batch 1","batch 2","batch 3"}', wait => '1.2 s');
-SELECT setval('inserts', 1, false), clock_timestamp() + interval '1 hour 1.2 s' AS promised \gset
+SELECT setval('inserts', 1, false), clock_timestamp() + interval '1 day 1.2 s' AS promised \gset
 SELECT outcome, expires_at >= :'promised' AS kept FROM idem_try_claim('slow', 'alone');
 ROLLBACK;
 DROP INDEX slow;
@@ -575,7 +575,7 @@ SELECT nextval('idem_token_seq');
 SET ROLE regress_idem_operator;
 UPDATE idem_settings SET ttl = '2 hours';
 SELECT ttl FROM idem_settings;
-UPDATE idem_settings SET ttl = '1 hour';
+UPDATE idem_settings SET ttl = '1 day';
 RESET ROLE;
 DROP OWNED BY regress_idem_app, regress_idem_operator;
 

@@ -64,9 +64,9 @@ RESET idem.wait;
 -- A change acts from the next call on.
 BEGIN;
 SELECT idem_claim('u', 'before');
-SET LOCAL idem.ttl = '1d';
+SET LOCAL idem.ttl = '2d';
 SELECT idem_claim('u', 'after');
-SELECT request_id, expires_at > clock_timestamp() + interval '23 hours' AS a_day FROM idem_claims ORDER BY 1;
+SELECT request_id, expires_at > clock_timestamp() + interval '47 hours' AS two_days FROM idem_claims ORDER BY 1;
 COMMIT;
 SHOW idem.ttl;
 INSERT INTO idem_scopes (scope, ttl) VALUES ('day', '1 day');

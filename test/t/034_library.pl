@@ -23,7 +23,7 @@ sub error_of
 
 # The library without SQL objects
 is($node->safe_psql('postgres', "LOAD 'idem'; SHOW idem.ttl"),
-	'1h', 'the library can be loaded without the extension');
+	'1d', 'the library can be loaded without the extension');
 $node->safe_psql('postgres', q{
 	CREATE FUNCTION lone_claim(text, text, text, bytea, interval) RETURNS boolean
 	AS '$libdir/idem', 'idem_claim' LANGUAGE C});

@@ -110,7 +110,7 @@ my @columns = (
 	[ 'lapsed', 'unknown', \&claim_lapsed, 'claimed', 'unknown' ],
 	[ 'failed', 'retryable', \&claim_failed, 'failed', 'claimed' ],
 	[ 'expired', 'reclaim', \&claim_expired, 'completed', 'claimed' ],
-	[ 'ttl', '10 days', \&claim_ttl, '00:00:00', '10 days' ],
+	[ 'ttl', '10 days', \&claim_ttl, '1 day', '10 days' ],
 	[ 'lease', '10 hours', \&claim_lease, '00:00:00', '10:00:00' ],
 	[ 'result_max_bytes', 50, \&claim_size, "t\nt", "t\nERROR:  ID413" ],
 	[ 'key_time', 'uuidv7', \&claim_name, 'claimed', 'ERROR:  ID400' ],
@@ -145,7 +145,7 @@ $session = Client->new($node);
 is(claim_ttl('settings'), '2 days', 'where a scope has no ttl it acts');
 query('ALTER SYSTEM RESET idem.ttl');
 query('SELECT pg_reload_conf()');
-ok($node->poll_query_until('postgres', "SELECT current_setting('idem.ttl') = '1h'"), 'the setting is changed back');
+ok($node->poll_query_until('postgres', "SELECT current_setting('idem.ttl') = '1d'"), 'the setting is changed back');
 
 # In an open transaction a change acts from its next claim on.
 query("INSERT INTO idem_scopes (scope) VALUES ('open')");

@@ -130,7 +130,7 @@ like($before, qr/"paid": 30.*\bmail\b.*v7/s, 'there is something to move');
 # The C edition has its settings in postgresql.conf.
 refuses(
 	'idem',
-	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.lease_max is 86400s, idem.result_max_bytes is 1048576B, idem.scopes is any, idem.ttl is 3600s\n.*HINT:  Put into postgresql.conf, each on a line of its own, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.lease_max = '172800s', idem.result_max_bytes = '2000B', idem.scopes = 'declared', idem.ttl = '7200s'\.$/sm,
+	qr/settings are not those of idem_settings: idem.cleanup_batch_size is 50000, idem.lease is 30000ms, idem.lease_max is 86400s, idem.result_max_bytes is 1048576B, idem.scopes is any, idem.ttl is 86400s\n.*HINT:  Put into postgresql.conf, each on a line of its own, reload it, and move again: idem.cleanup_batch_size = '7', idem.lease = '1500ms', idem.lease_max = '172800s', idem.result_max_bytes = '2000B', idem.scopes = 'declared', idem.ttl = '7200s'\.$/sm,
 	'other settings');
 is(content(), $before, 'which changes nothing');
 

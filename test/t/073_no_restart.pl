@@ -44,7 +44,7 @@ my $preloaded = q{SELECT shared_memory = 'preloaded' AND cleaning = 'worker' FRO
 
 # A session that loads the library before the others
 my $early = Client->new($node);
-is($early->ask(q{LOAD 'idem'; SHOW idem.ttl}), '1h', 'a session loads the library first');
+is($early->ask(q{LOAD 'idem'; SHOW idem.ttl}), '1d', 'a session loads the library first');
 query(q{SET client_min_messages = error; CREATE EXTENSION idem});
 
 if ($node->pg_version < 17)
