@@ -46,7 +46,7 @@
  * a fence only locked the row, its node could crash, and the other nodes would commit
  * without it.
  *
- * Policy.  Each node has replicas of idem_scopes, idem_settings and idem__secret.  Functions that
+ * Policy.  Each node has replicas of idem_scopes and idem_settings.  Functions that
  * read nothing else read those of their node as plain tables, by name: Citus plans each of its
  * own statements anew, which takes longer than the rest of a claim.  The guard is a trigger of
  * each replica of idem_scopes, and waits for the claims of its node.  So guarded_since differs
@@ -314,7 +314,7 @@ BEGIN
 	END;
 	held := @extschema@.idem__held_text(ROW (of_user, of_request, of_scope)::@extschema@.idem__key);
 	IF outcome = 'claimed' THEN
-		ignored := @extschema@.idem__note('+', E'\t' || held);
+		ignored := @extschema@.idem__note(E'+\t' || held);
 	ELSE
 		ignored := @extschema@.idem__note_answer(held, outcome, result);
 	END IF;
@@ -355,7 +355,7 @@ DECLARE
 	bytes_max int4;
 	ignored text;
 BEGIN
-	IF (latest ^@ E'+\t[' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
+	IF (latest ^@ E'+\t[' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
 			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
@@ -372,7 +372,7 @@ BEGIN
 				@extschema@.idem__whole_second(clock_timestamp() + ttl))) IS NOT TRUE THEN
 		RETURN false;
 	END IF;
-	ignored := set_config('idem_held.latest', '-' || substr(latest, 2), true);
+	ignored := set_config('idem_held.latest', '=' || substr(latest, 2), true);
 	RETURN true;
 END
 $$;
@@ -685,7 +685,7 @@ BEGIN
 			WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem_' AND p.proowner = owner AND p.prokind = 'f'
 			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relacl, c.oid
 			FROM pg_class AS c WHERE c.oid = ANY (ARRAY['@extschema@.idem_claims', '@extschema@.idem_settings', '@extschema@.idem_scopes',
-				'@extschema@.idem__secret', '@extschema@.idem__token_source', '@extschema@.idem_token_blocks',
+				'@extschema@.idem__token_source', '@extschema@.idem_token_blocks',
 				'@extschema@.idem_token_seq', '@extschema@.idem_stat_cleanup', '@extschema@.idem_stat_table',
 				'@extschema@.idem_stat_scopes', '@extschema@.idem_metrics',
 				'@extschema@.idem_unsettled', '@extschema@.idem_holders']::regclass[])
@@ -885,7 +885,7 @@ DECLARE
 	of_table text;
 	is_missing boolean;
 BEGIN
-	FOREACH of_table IN ARRAY ARRAY['idem_settings', 'idem__secret', 'idem_scopes'] LOOP
+	FOREACH of_table IN ARRAY ARRAY['idem_settings', 'idem_scopes'] LOOP
 		shared := '@extschema@.' || of_table;
 		CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = shared);
 		-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
@@ -908,7 +908,7 @@ BEGIN
 				'Have a superuser call replicate_reference_tables(), then call idem_distribute() again.');
 		END IF;
 		PERFORM replicate_reference_tables('block_writes');
-		RETURN NEXT 'idem_settings, idem__secret, idem_scopes: copied to new nodes';
+		RETURN NEXT 'idem_settings, idem_scopes: copied to new nodes';
 	END IF;
 END
 $$;
@@ -975,13 +975,13 @@ BEGIN
 		SELECT p.oid FROM pg_proc AS p
 		WHERE p.pronamespace = '@extschema@'::regnamespace AND p.proname ^@ 'idem__' AND p.prokind = 'f'
 			AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
-			AND p.prosrc ~ '[.]idem_(settings|scopes|secret)(_[0-9]+)? AS '
+			AND p.prosrc ~ '[.]idem_(settings|scopes)(_[0-9]+)? AS '
 			AND (p.prosrc !~ '[.]idem_claims' OR p.proname = 'idem__claim_at_once')
 	LOOP
 		definition := pg_get_functiondef(routine);
 		FOR replica IN
 			SELECT c.relname AS of_table, s.shardid FROM pg_dist_shard AS s JOIN pg_class AS c ON c.oid = s.logicalrelid
-			WHERE c.oid IN ('@extschema@.idem_settings'::regclass, '@extschema@.idem_scopes'::regclass, '@extschema@.idem__secret'::regclass)
+			WHERE c.oid IN ('@extschema@.idem_settings'::regclass, '@extschema@.idem_scopes'::regclass)
 		LOOP
 			definition := regexp_replace(definition, pg_catalog.format('[.]%s(_[0-9]+)? AS ', replica.of_table),
 				pg_catalog.format('.%s_%s AS ', replica.of_table, replica.shardid), 'g');

@@ -102,8 +102,7 @@ END;
 -- A function in a view is called with the rights of the role that reads the view, so that
 -- role needs both.
 --
--- If this is an extension, under whatever name, the rows of some tables belong in a dump; the secret
--- of the portable edition does not.
+-- If this is an extension, under whatever name, the rows of some tables belong in a dump.
 DO $block$
 DECLARE
 	schema constant regnamespace := @schema@;

@@ -12,13 +12,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	is_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key));
 	stored record;
 BEGIN
-	-- An error if the function has reset the settings: then nobody knows what it has settled.
-	PERFORM @extschema@.idem__require_latest('idem_call()');
-	IF @extschema@.idem__is_open(@extschema@.idem__held_text(key)) THEN
-		PERFORM @extschema@.idem__settle('idem_call()', key, NULL::int8, 'completed', result);
-	END IF;
 	SELECT c.state::text AS state, c.result INTO stored FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND @extschema@.idem__is_ours(c.xmin);
@@ -26,8 +22,17 @@ BEGIN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
 			'Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.', key);
 	END IF;
-	PERFORM @extschema@.idem__note_answer(@extschema@.idem__held_text(key),
-		CASE stored.state WHEN 'failed' THEN 'failed' ELSE 'claimed' END, stored.result);
+	-- An error if the function has reset the settings: then nobody knows what it has settled.
+	PERFORM @extschema@.idem__latest('idem_call()');
+	IF is_open OR (is_open IS NULL AND stored.state <> 'failed' AND stored.result IS NULL) THEN
+		PERFORM @extschema@.idem__settle('idem_call()', key, NULL::int8, 'completed', result);
+		stored.result := result;
+	END IF;
+	IF stored.state = 'failed' THEN
+		PERFORM @extschema@.idem__note_answer(@extschema@.idem__held_text(key), 'failed', stored.result);
+	ELSE
+		PERFORM @extschema@.idem__note(E'=\t' || @extschema@.idem__held_text(key));
+	END IF;
 	RETURN stored.result;
 END
 $$;

@@ -328,10 +328,8 @@ RETURNS @extschema@.idem__look
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	caller_timeout constant text := current_setting('lock_timeout');
 	patience @extschema@.idem__patience := ROW (waits_for, deadline, 0, delete_until, false, false)::@extschema@.idem__patience;
 	step text;					-- of the look, for when a lock is not available
-	is_bounded boolean;			-- the timeout is ours, not the caller's
 	policy @extschema@.idem__scope_policy;
 	key_time timestamptz;
 	token int8;
@@ -343,11 +341,11 @@ BEGIN
 		BEGIN
 			IF patience.waits_for = 'policy' THEN
 				step := 'lock policy';
-				is_bounded := @extschema@.idem__bound_lock_waits(patience.until, patience.slices);
+				ignored := @extschema@.idem__bound_lock_waits(patience.until, patience.slices);
 				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
 			END IF;
 			step := 'check';
-			is_bounded := @extschema@.idem__bound_lock_waits(
+			ignored := @extschema@.idem__bound_lock_waits(
 				CASE patience.waits_for WHEN 'row' THEN patience.until ELSE '-infinity' END, patience.slices);
 			policy := @extschema@.idem__policy_of_claim(key.scope);
 			key_time := CASE WHEN policy.uuidv7 THEN @extschema@.idem__key_time(key) END;
@@ -379,14 +377,10 @@ BEGIN
 			IF look.outcome IS NULL OR look.outcome = 'stale' OR (look.outcome <> 'claimed' AND (look.is_live OR lease IS NOT NULL)) THEN
 				RAISE SQLSTATE 'ID001';
 			END IF;
-			ignored := set_config('lock_timeout', caller_timeout, true);
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
 				NULL;
 			WHEN lock_not_available THEN
-				IF NOT is_bounded AND step <> 'lock policy at once' THEN
-					RAISE;
-				END IF;
 				patience := @extschema@.idem__after_refusal(patience, step, key, deadline);
 				look := NULL;
 				look.outcome := CASE WHEN patience.until IS NULL THEN @extschema@.idem__outcome_of_passed(deadline) END;
@@ -429,7 +423,7 @@ BEGIN
 	END LOOP;
 
 	IF look.outcome = 'claimed' THEN
-		ignored := @extschema@.idem__note('+', E'\t' || @extschema@.idem__held_text(key));
+		ignored := @extschema@.idem__note(E'+\t' || @extschema@.idem__held_text(key));
 		-- A crash must not lose this commit: the token would be drawn again.
 		IF lease IS NOT NULL THEN
 			PERFORM @extschema@.idem__commit_synchronously();
@@ -453,12 +447,14 @@ $$;
 -- idem.wait.  NULL: idem__deadline() has to say, which knows every unit, and what is wrong.
 CREATE FUNCTION @extschema@.idem__waits_long(wait interval)
 RETURNS boolean
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 AS $$
-	SELECT CASE WHEN wait IS NOT NULL THEN CASE WHEN wait >= interval '0' AND NOT @extschema@.idem__has_months(wait)
+BEGIN
+	RETURN CASE WHEN wait IS NOT NULL THEN CASE WHEN wait >= interval '0' AND NOT @extschema@.idem__has_months(wait)
 			THEN wait >= interval '100 milliseconds' END
 		WHEN current_setting('idem.wait', true) COLLATE "C" ~ '^(-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$' THEN true
-		WHEN current_setting('idem.wait', true) COLLATE "C" ~ '^[0-9]{1,6}( ?(ms|s))?$' THEN false END
+		WHEN current_setting('idem.wait', true) COLLATE "C" ~ '^[0-9]{1,6}( ?(ms|s))?$' THEN false END;
+END
 $$;
 
 /*
@@ -479,10 +475,9 @@ $$;
  * - Each wait ends after a tenth of a second (lock_timeout).  The subtransaction is then rolled
  *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  So it is after an
  *	 insert that took longer than that in all.  The ttl has a tenth of a second more, so it counts
- *	 from the end of the wait.  (While a table is being extended,
- *	 the server looks at lock_timeout late.  A much shorter one can then end the claim with an
- *	 error that looks like a cancel.)  A caller who does not want to wait that long does not
- *	 insert here.
+ *	 from the end of the wait.  (While a table is being extended, the server looks at lock_timeout
+ *	 late.  A much shorter one can then end the claim with an error that looks like a cancel.)  A
+ *	 caller who does not want to wait that long does not insert here.
  * - The insert reads the policy in the snapshot in which it decides.  The server takes the locks
  *	 of all tables of a statement before its snapshot.  A WITH query that nothing refers to is
  *	 never executed, but FOR KEY SHARE in it has the server take ROW SHARE on idem_scopes.
@@ -498,10 +493,11 @@ $$;
  * The insert has the time from a variable: for a volatile function in it, the planner would put
  * the policy into a subquery of its own.
  *
- * The SET clauses.  lock_timeout: see above.  enable_seqscan: a plan that was made while
- * idem_claims was empty would read all of it for as long as the session lives; jit: the server
- * would compile such a plan, for its cost.  plan_cache_mode: see idem__signature().  The local
- * variables are COLLATE "C": otherwise they would have the collation of the caller's ids.
+ * The public functions that claim have the SET clauses, since each function that has some costs.
+ * lock_timeout: see above.  enable_seqscan: a plan that was made while idem_claims was empty would
+ * read all of it for as long as the session lives; jit: the server would compile such a plan, for
+ * its cost.  plan_cache_mode: a plan is made once and kept.  The local variable is COLLATE "C":
+ * otherwise it would have the collation of the caller's ids.
  *
  * (Replaced by sql/idem-citus.sql.)
  */
@@ -509,16 +505,12 @@ CREATE FUNCTION @extschema@.idem__claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
 	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql
-SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	is_plain boolean;
-	begun timestamptz;
-	latest text COLLATE "C";
-	note text COLLATE "C";
-	secret bytea;
-	ignored text;				-- assigned to, since PERFORM would need a query
+	begun constant timestamptz := clock_timestamp();
+	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
 	waits_long boolean := wait IS NULL AND coalesce(current_setting('idem.wait', true), '') = '';
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
 	IF NOT waits_long THEN
 		waits_long := @extschema@.idem__waits_long(wait);
@@ -535,54 +527,36 @@ BEGIN
 	END IF;
 
 	BEGIN
-		SELECT c.state = 'completed' AND c.xmax = '0'::xid AND (c.fingerprint <> of_fingerprint) IS NOT TRUE,
-			c.result, c.progress, c.expires_at, c.lease_until
-		INTO is_plain, result, progress, expires_at, lease_until
-		FROM @extschema@.idem_claims AS c
-		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C";
-		IF NOT FOUND THEN
-			IF NOT waits_long THEN
-				RETURN;
-			END IF;
-			begun := clock_timestamp();
+		IF waits_long THEN
 			WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
 			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
 			SELECT date_trunc('second', begun + interval '1100999 microseconds'
 					+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))),
-				'completed'::@extschema@.idem_state, of_request, of_user, of_scope, of_fingerprint
+				'completed', of_request, of_user, of_scope, of_fingerprint
 			FROM @extschema@.idem_settings AS d LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any' ELSE p.key_time = 'any' END
 			ON CONFLICT (request_id, user_id, scope) DO NOTHING
-			RETURNING c.ctid::text, c.expires_at INTO note, expires_at;
-			IF NOT FOUND OR clock_timestamp() > begun + interval '100 milliseconds' THEN
-				RAISE SQLSTATE 'ID001';		-- releases the lock
-			END IF;
-			outcome := 'claimed';
-			note := '+' || note || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text;
-		ELSIF is_plain THEN
-			SELECT s.secret INTO secret
-			FROM @extschema@.idem__secret AS s, @extschema@.idem_settings AS d
+			RETURNING 'claimed', c.expires_at, set_config('idem_held.latest',
+				'+' || c.ctid::text || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text, true)
+			INTO outcome, expires_at, ignored;
+		END IF;
+		IF outcome IS NULL THEN
+			SELECT 'completed', c.result, c.progress, c.expires_at, c.lease_until, set_config('idem_held.latest',
+				'-completed ' || array_to_json(ARRAY[of_user, of_request, of_scope])::text || E'\n' || coalesce(c.result::text, ''), true)
+			INTO outcome, result, progress, expires_at, lease_until, ignored
+			FROM @extschema@.idem_claims AS c, @extschema@.idem_settings AS d
 				LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
-			WHERE CASE WHEN p.key_time IS NULL THEN d.scopes = 'any'
-				ELSE p.key_time = 'any' AND (p.expired = 'protect' OR idem__claim_at_once.expires_at > clock_timestamp()) END;
-			IF NOT FOUND THEN
-				RETURN;
-			END IF;
-			outcome := 'completed';
-			note := 'completed ' || array_to_json(ARRAY[of_user, of_request, of_scope])::text || E'\n' || coalesce(result::text, '');
-			note := '-' || @extschema@.idem__signed(secret, note);
-		ELSE
-			RETURN;
+			WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C"
+				AND c.state = 'completed' AND c.xmax = '0'::xid AND (c.fingerprint <> of_fingerprint) IS NOT TRUE
+				AND CASE WHEN p.key_time IS NULL THEN d.scopes = 'any'
+					ELSE p.key_time = 'any' AND (p.expired = 'protect' OR c.expires_at > clock_timestamp()) END;
+		ELSIF clock_timestamp() > begun + interval '100 milliseconds' THEN
+			RAISE SQLSTATE 'ID001';		-- releases the lock
 		END IF;
 		-- As idem__note() does
-		latest := current_setting('idem_held.latest', true);
-		IF latest <> '' THEN
-			IF latest ^@ '+' OR latest ^@ '*' THEN
-				ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
-			END IF;
-			note := @extschema@.idem__next_flag(latest, left(note, 1)) || substr(note, 2);
+		IF latest ^@ '+' AND outcome IS NOT NULL THEN
+			ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
 		END IF;
-		ignored := set_config('idem_held.latest', note, true);
 	EXCEPTION
 		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
 			outcome := NULL;
@@ -609,13 +583,11 @@ CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids
 	wait_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
-SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	keys constant int4 := cardinality(user_ids);
 	held text[];
-	latest text COLLATE "C";
-	ignored text;
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
 	BEGIN
 		-- (A scalar subquery: of EXISTS the planner could make a hash of the whole table.)
@@ -649,17 +621,10 @@ BEGIN
 	END;
 
 	-- Note them as if they had been claimed one after the other.
-	latest := current_setting('idem_held.latest', true);
-	IF latest ^@ '+' OR latest ^@ '*' THEN
-		ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
-	END IF;
+	ignored := @extschema@.idem__note(E'+\t' || held[keys]);
 	IF keys > 1 THEN
-		latest := '*';
-		-- Move the list too: a key in a bucket counts as older than those in the list.
-		ignored := set_config('idem_held.recent', @extschema@.idem__keep_in_buckets(
-			string_to_array(current_setting('idem_held.recent', true), E'\n') || held[:keys - 1]), true);
+		ignored := @extschema@.idem__keep(array_to_string(held[:keys - 1], E'\n'));
 	END IF;
-	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, '+') || E'\t' || held[keys], true);
 	RETURN true;
 END
 $$;
@@ -672,7 +637,7 @@ CREATE FUNCTION @extschema@.idem_claim(
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
@@ -693,10 +658,12 @@ BEGIN
 			PERFORM @extschema@.idem__raise_outcome(outcome, key);
 		END IF;
 	END IF;
-	IF outcome = 'completed' AND fingerprint::text = current_setting('idem_call.fingerprint', true)
-		AND @extschema@.idem__is_open(@extschema@.idem__held_text(@extschema@.idem__key_of(user_id, request_id, scope))) THEN
-		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
-			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', @extschema@.idem__key_of(user_id, request_id, scope));
+	IF outcome = 'completed' AND (fingerprint::text = current_setting('idem_call.fingerprint', true)) IS TRUE THEN
+		key := @extschema@.idem__key_of(user_id, request_id, scope);
+		IF @extschema@.idem__is_open(@extschema@.idem__held_text(key)) THEN
+			PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
+				'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
+		END IF;
 	END IF;
 	RETURN outcome = 'claimed';
 END
@@ -709,7 +676,7 @@ CREATE FUNCTION @extschema@.idem_try_claim(
 	OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
@@ -746,7 +713,7 @@ CREATE FUNCTION @extschema@.idem_lease(
 	OUT expires_at timestamptz, OUT lease_until timestamptz, OUT token int8)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
@@ -804,7 +771,7 @@ CREATE FUNCTION @extschema@.idem_claim_many(
 RETURNS TABLE (ordinal int4, outcome @extschema@.idem_outcome, result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);

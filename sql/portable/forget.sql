@@ -16,7 +16,7 @@ BEGIN
 	IF was.state IS NULL THEN
 		RETURN false;
 	END IF;
-	PERFORM @extschema@.idem__note_dropped(key);
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
 	DELETE FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));

@@ -32,18 +32,19 @@
  *	 transaction itself waits for the one of the claim, and checks for a deadlock at that moment, it
  *	 gets 40P01.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
- *	 for every transaction that has claimed, and for other changes of idem_scopes.
+ *	 for every transaction that has called a function that claims, and for other changes of
+ *	 idem_scopes.
  * - REPEATABLE READ and SERIALIZABLE take the policy from their snapshot.  Let no such
  *	 transaction run while uuidv7 is switched on, or a ttl grows under it.
  * - In these levels idem_cleanup() removes what the snapshot sees as expired, or raises
  *	 40001.  A claim with wait => '0' answers in_progress if a row newer than the snapshot is
  *	 being removed; elsewhere it waits for the removal.
- * - In SERIALIZABLE, reading claims counts among the read/write dependencies.  A wait that the
- *	 caller's own lock_timeout ends does not.
+ * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
+ * - The caller's own lock_timeout ends no wait of a call: wait, or idem.wait, does.
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
  *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
- * - It is slower than the hand-written statement, by a factor of about five.  Leases, claims in REPEATABLE READ and
+ * - It is slower than the hand-written statement, by a factor of three to six.  Leases, claims in REPEATABLE READ and
  *	 SERIALIZABLE, and claims of scopes with key_time = uuidv7 are slower by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is

@@ -52,7 +52,7 @@ BEGIN
 		RETURN false;		-- a repeated release ends here too
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
-	PERFORM @extschema@.idem__note_dropped(key), @extschema@.idem__commit_synchronously();
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb), @extschema@.idem__commit_synchronously();
 	DELETE FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));

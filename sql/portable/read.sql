@@ -1,31 +1,5 @@
 -- ----- reading -----
 
--- The latest answer, or 55000 if there is none.  If it is "claimed", the row has to be there:
--- a caller can roll the claim back to a savepoint, and then put the note back.
-CREATE FUNCTION @extschema@.idem__require_latest(command text)
-RETURNS text
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	latest text := @extschema@.idem__latest();
-	key jsonb;
-BEGIN
-	IF latest LIKE 'claimed %' AND split_part(latest, E'\n', 3) <> 'dropped' THEN
-		key := substr(split_part(latest, E'\n', 1), 9);
-		IF NOT EXISTS (SELECT FROM @extschema@.idem_claims AS c
-				WHERE c.user_id = key ->> 0 AND c.request_id = key ->> 1 AND c.scope = key ->> 2
-					AND @extschema@.idem__is_ours(c.xmin)) THEN
-			latest := NULL;
-		END IF;
-	END IF;
-	IF latest IS NULL THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
-			'Claim first, in the same transaction; or read what is stored: idem_result(user_id, request_id), idem_status(user_id, request_id).');
-	END IF;
-	RETURN latest;
-END
-$$;
-
 CREATE FUNCTION @extschema@.idem_result()
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -33,7 +7,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN nullif(split_part(@extschema@.idem__require_latest('idem_result()'), E'\n', 2), '')::jsonb;
+	RETURN (@extschema@.idem__latest('idem_result()')).result;
 END
 $$;
 
@@ -44,7 +18,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN split_part(@extschema@.idem__require_latest('idem_outcome()'), ' ', 1)::@extschema@.idem_outcome;
+	RETURN (@extschema@.idem__latest('idem_outcome()')).outcome;
 END
 $$;
 

@@ -1,183 +1,102 @@
 -- ----- this transaction's claims -----
 
--- A transaction remembers which keys it holds unsettled, and the answer of its latest claim
--- call.  The short forms (idem_complete(result), idem_result()) need both, and a settlement
--- needs the first to tell a repeat.  Whether a key is ours is decided by its row, never by
--- this memory: a caller who forges it reaches nobody else's request, and a caller who loses
--- it (RESET ALL) gets an error.
+-- A transaction remembers the answer of its latest claim call, and which keys it holds unsettled,
+-- for the short forms: idem_result(), idem_outcome(), idem_complete(result), idem_fail(error).
 --
--- The memory is in custom settings, set as by SET LOCAL.  They follow savepoints exactly,
--- end with the transaction, also with a prepared one, belong to the session, and cost a
--- microsecond.  A temporary table would forbid PREPARE.  The rows themselves would have to
--- be searched for among all others, and do not tell a completed marker from an open one.
+-- The memory is in two custom settings, set as by SET LOCAL.  They follow savepoints exactly, end
+-- with the transaction, also with a prepared one, belong to the session, and cost a microsecond.
+-- A temporary table would forbid PREPARE.  The rows themselves would have to be searched for among
+-- all others.
 --
---	idem_held.latest		the latest claim call: a flag, and what the flag stands for
---								+ *		an unsettled key; * if the settings below may hold others
---								- =		anything else; = if they may hold a key
---	idem_held.recent		the other unsettled keys, a line for each, as long as they are few
---	idem_held.b0 .. b15		the rest of them, in 16 buckets by the hash of the key, since each
---							change rewrites a whole setting
+--	idem_held.latest	the answer of the latest claim call, one of
+--							+PLACE tab KEY			claimed, and not settled
+--							=PLACE tab KEY			claimed, and settled
+--							-OUTCOME space KEY line end RESULT		another answer
+--	idem_held.open		the other unsettled keys, a line each; "many" if they are too many
 --
--- The note of a claim is a tab and the key, as json.  The fast path puts the place of the row (its
--- ctid) before them, so that idem_complete() finds the row at once.  When it has settled the key, it
--- puts - in front of the whole note, and the answer is read from the row.
+-- KEY is a json array, which has no line end and no tab.  PLACE is the ctid of the row, if the
+-- insert of the claim told it, so that idem_complete() finds the row at once.  The RESULT of a
+-- replay is as it was then: the row may be gone by the time the caller asks for it.
 --
--- The note of any other answer holds the key, and in a second line the result as it was then:
--- the row may be gone, or belong to somebody else, by the time the caller asks for it.  Anybody
--- can set custom settings.  So such a note is signed for this transaction of this session,
--- with a secret that only the owner can read; with a wrong signature it counts as empty.  The
--- signature names the transaction by its start time and, once it has one, its id: all
--- transactions of one simple-protocol message have the same start time.  (A transaction
--- without an id has claimed nothing.  So an answer that another transaction of the message
--- got can be put back only if it was not "claimed".)
---
--- The note of a claim needs no signature: it counts only if this transaction wrote the row.
---
--- What remains: code in the same transaction can forge or put back the note of a key that the
--- transaction has claimed.  By that it can store a result for a request of this transaction that
--- was completed without one, have idem_outcome() say "claimed" again, or make idem_result()
--- return the result of an earlier claim call.
-
-CREATE TABLE @extschema@.idem__secret (
-	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	secret bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
-) USING heap WITH (parallel_workers = 0);
-
-INSERT INTO @extschema@.idem__secret DEFAULT VALUES;
-
-COMMENT ON TABLE @extschema@.idem__secret IS 'signs what a transaction remembers of its claims; nobody but the owner may read it';
-
--- (The secret in front and half of the hash is as good as HMAC here: nobody can continue a hash
--- of which he knows a half.  This function and the next one are single expressions, which
--- PL/pgSQL evaluates without a query if all arguments are variables.)
---
--- The secret must not become a constant in a plan: debug_print_plan shows plans to anybody.
--- So a function that holds the secret in a variable only assigns with it, and never queries
--- or performs.  After an error PL/pgSQL makes a query of an assignment too; so these
--- functions have plan_cache_mode = force_generic_plan, which keeps the values of variables
--- out of plans.
-CREATE FUNCTION @extschema@.idem__signature(secret bytea, value text)
-RETURNS text
-LANGUAGE sql STABLE
-AS $$
-	SELECT left(encode(sha256(secret || int4send(pg_backend_pid()) || timestamptz_send(now())
-		|| convert_to(value, getdatabaseencoding())), 'hex'), 32)
-$$;
-
--- The note of a value: its signature, the transaction's id, a space, the value.
-CREATE FUNCTION @extschema@.idem__signed(secret bytea, value text)
-RETURNS text
-LANGUAGE sql STABLE
-AS $$
-	SELECT @extschema@.idem__signature(secret, coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value)
-		|| coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ' || value
-$$;
+-- Anybody can set custom settings, so they decide nothing: who may settle a request is decided by
+-- its row, and "claimed" is answered only if this transaction wrote the row.  What code in the same
+-- transaction can do by them: settle another request that this transaction has claimed, if the
+-- short form is used; and make idem_outcome() and idem_result() tell of another claim, or of a
+-- replay that was not.  A caller who loses them (RESET ALL) gets an error.
 
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
 RETURNS text
 LANGUAGE sql STABLE
 AS $$ SELECT array_to_json(ARRAY[(key).user_id::text, (key).request_id, (key).scope])::text $$;
 
-CREATE FUNCTION @extschema@.idem__bucket(held text)
-RETURNS text
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT 'idem_held.b' || (hashtext(held COLLATE "C") & 15)::text $$;
-
--- Adds unsettled keys to their buckets.  Returns the empty text.
-CREATE FUNCTION @extschema@.idem__keep_in_buckets(held text[])
-RETURNS text
-LANGUAGE plpgsql
-AS $$
-BEGIN
-	PERFORM set_config(b.bucket, coalesce(current_setting(b.bucket, true) || E'\n', '') || b.lines, true)
-	FROM (SELECT @extschema@.idem__bucket(k.held) AS bucket, string_agg(k.held, E'\n') AS lines
-		FROM unnest(held) AS k (held) WHERE k.held <> '' GROUP BY 1) AS b;
-	RETURN '';
-END
-$$;
-
--- Adds an unsettled key.  (No key contains a line end or a tab: json escapes them.)  A line end comes
--- first, since the session may have set the setting to anything.
+-- Adds unsettled keys, a line each.  A line end comes first, since the session may have set the
+-- setting to anything.  Each change copies the whole setting, hence the limit.
 CREATE FUNCTION @extschema@.idem__keep(held text)
 RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
-	SELECT set_config('idem_held.recent',
-		CASE WHEN octet_length(current_setting('idem_held.recent', true)) > 4096
-			THEN @extschema@.idem__keep_in_buckets(string_to_array(current_setting('idem_held.recent', true) || E'\n' || held, E'\n'))
-			ELSE coalesce(current_setting('idem_held.recent', true) || E'\n', '') || held END, true)
+	SELECT set_config('idem_held.open',
+		CASE WHEN octet_length(current_setting('idem_held.open', true) || held) > 4000 OR octet_length(held) > 4000
+				OR current_setting('idem_held.open', true) = 'many'
+			THEN 'many' ELSE coalesce(current_setting('idem_held.open', true) || E'\n', '') || held END, true)
 $$;
 
--- The flag of an answer that takes the place of the latest one: flag is "+" or "-".
-CREATE FUNCTION @extschema@.idem__next_flag(latest text, flag text)
-RETURNS text
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT CASE WHEN coalesce(latest, '') = '' OR latest ^@ '-' THEN flag ELSE translate(flag, '+-', '*=') END $$;
-
--- Notes the answer of a claim call.
-CREATE FUNCTION @extschema@.idem__note(flag text, note text)
+-- Notes the answer of a claim call, which is written as above.
+CREATE FUNCTION @extschema@.idem__note(note text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	latest constant text := current_setting('idem_held.latest', true);
-	ignored text;
+	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
-	IF latest ^@ '+' OR latest ^@ '*' THEN
+	IF latest ^@ '+' THEN
 		ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
 	END IF;
-	ignored := set_config('idem_held.latest', @extschema@.idem__next_flag(latest, flag) || note, true);
+	ignored := set_config('idem_held.latest', note, true);
 END
 $$;
 
 CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
 AS $$
-DECLARE
-	value constant text := outcome || ' ' || held || E'\n' || coalesce(result::text, '');
-	secret bytea;
-	note text;
 BEGIN
-	SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
-	note := @extschema@.idem__signed(secret, value);
-	PERFORM @extschema@.idem__note('-', note);
+	PERFORM @extschema@.idem__note('-' || outcome || ' ' || held || E'\n' || coalesce(result::text, ''));
 END
 $$;
 
--- Whether the key is noted as unsettled.
+-- Whether the key is noted as unsettled.  NULL: there are too many to tell.
 CREATE FUNCTION @extschema@.idem__is_open(held text)
 RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
-	SELECT coalesce(left(current_setting('idem_held.latest', true), 1) IN ('+', '*')
+	SELECT coalesce(current_setting('idem_held.latest', true) ^@ '+'
 			AND split_part(current_setting('idem_held.latest', true), E'\t', 2) = held, false)
-		OR coalesce(strpos(E'\n' || current_setting('idem_held.recent', true) || E'\n', E'\n' || held || E'\n') > 0, false)
-		OR coalesce(strpos(E'\n' || current_setting(@extschema@.idem__bucket(held), true) || E'\n', E'\n' || held || E'\n') > 0, false)
+		OR coalesce(strpos(E'\n' || current_setting('idem_held.open', true) || E'\n', E'\n' || held || E'\n') > 0, false)
+		OR nullif(current_setting('idem_held.open', true) IS NOT DISTINCT FROM 'many', true)
 $$;
 
--- Notes that the key is settled.
-CREATE FUNCTION @extschema@.idem__close(held text)
+-- Notes that the key is settled, or that its row is dropped.
+CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
+	held constant text := @extschema@.idem__held_text(key);
 	latest constant text := current_setting('idem_held.latest', true);
-	place text;
-	lines text;
-	ignored text;
+	lines text := E'\n' || current_setting('idem_held.open', true) || E'\n';
 BEGIN
-	IF left(latest, 1) IN ('+', '*') AND split_part(latest, E'\t', 2) = held THEN
-		ignored := set_config('idem_held.latest', translate(left(latest, 1), '+*', '-='), true);
+	IF latest ^@ '+' AND split_part(latest, E'\t', 2) = held THEN
+		PERFORM set_config('idem_held.latest', '=' || substr(latest, 2), true);
+	ELSIF latest ^@ '-' AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
+		-- The holder has asked once more for what it holds.
+		PERFORM set_config('idem_held.latest', split_part(latest, E'\n', 1) || E'\n' || coalesce(result::text, ''), true);
 	END IF;
-	FOREACH place IN ARRAY ARRAY['idem_held.recent', @extschema@.idem__bucket(held)] LOOP
-		lines := E'\n' || current_setting(place, true) || E'\n';
-		-- More than one line, if its row was deleted by hand and the key claimed again
-		WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
-			lines := replace(lines, E'\n' || held || E'\n', E'\n');
-			ignored := set_config(place, trim(E'\n' FROM lines), true);
-		END LOOP;
+	-- More than one line, if its row was deleted by hand and the key claimed again
+	WHILE strpos(lines, E'\n' || held || E'\n') > 0 LOOP
+		lines := replace(lines, E'\n' || held || E'\n', E'\n');
+		PERFORM set_config('idem_held.open', trim(E'\n' FROM lines), true);
 	END LOOP;
 END
 $$;
@@ -248,15 +167,14 @@ BEGIN
 END
 $$;
 
--- The key of a note, if this transaction wrote its row; when it was claimed, as a number that
--- grows from claim to claim; and its result.  A note that is none, a forged one, has no row.
-CREATE FUNCTION @extschema@.idem__row_of_note(held text, OUT key @extschema@.idem__key, OUT claimed_at int8, OUT result jsonb)
+-- The key of a note and its result, if this transaction wrote its row.  A note that is none, a
+-- forged one, has no row.
+CREATE FUNCTION @extschema@.idem__row_of_note(held text, OUT key @extschema@.idem__key, OUT result jsonb)
 RETURNS SETOF record
 LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
-	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
 	named jsonb;
 BEGIN
 	BEGIN
@@ -265,74 +183,30 @@ BEGIN
 		RETURN;
 	END;
 	key := ROW (named ->> 0, named ->> 1, named ->> 2)::@extschema@.idem__key;
-	RETURN QUERY SELECT key, (c.xmin::text::int8 - top) & 4294967295, c.result
+	RETURN QUERY SELECT key, c.result
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND @extschema@.idem__is_ours(c.xmin);
 END
 $$;
 
--- The latest answer: outcome and key, and in a second line the result; NULL if there is none.
-CREATE FUNCTION @extschema@.idem__latest()
-RETURNS text
+-- The answer of the latest claim call; raises 55000 if there is none.
+CREATE FUNCTION @extschema@.idem__latest(command text, OUT outcome @extschema@.idem_outcome, OUT result jsonb)
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
-	note constant text := substr(latest, 2);
-	answer text;
-	secret bytea;
+	answer text[];
 BEGIN
-	IF left(latest, 1) IN ('+', '*') OR left(note, 1) IN (E'\t', '+') THEN
-		SELECT 'claimed ' || @extschema@.idem__held_text(r.key) || E'\n' || coalesce(r.result::text, '')
-		INTO answer FROM @extschema@.idem__row_of_note(split_part(note, E'\t', 2)) AS r;
-	ELSIF length(note) > 32 AND substr(split_part(note, ' ', 1), 33) IN ('', pg_current_xact_id_if_assigned()::text) THEN
-		SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
-		answer := CASE WHEN left(note, 32) = @extschema@.idem__signature(secret, substr(note, 33))
-			THEN substr(note, strpos(note, ' ') + 1) END;
+	IF latest ^@ '+' OR latest ^@ '=' THEN
+		SELECT 'claimed', r.result INTO outcome, result FROM @extschema@.idem__row_of_note(split_part(latest, E'\t', 2)) AS r;
+	ELSE
+		answer := regexp_match(latest COLLATE "C", E'^-(completed|failed|in_progress|unknown|timed_out|mismatch|stale) [^\n]*\n(.*)$');
+		outcome := answer[1];
+		result := nullif(answer[2], '');
 	END IF;
-	RETURN answer;
-END
-$$;
-
--- Notes that the key was settled with result.
-CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	held constant text := @extschema@.idem__held_text(key);
-	latest constant text := split_part(@extschema@.idem__latest(), E'\n', 1);
-BEGIN
-	IF NOT @extschema@.idem__is_open(held) THEN
-		RETURN;
-	END IF;
-	PERFORM @extschema@.idem__close(held);
-	IF substr(latest, strpos(latest, ' ') + 1) = held THEN
-		PERFORM @extschema@.idem__note_answer(held, split_part(latest, ' ', 1), result);
-	END IF;
-END
-$$;
-
--- Notes that the key's row is being deleted.  idem__require_latest() then does not look for it.
--- Call it before the row is deleted.
-CREATE FUNCTION @extschema@.idem__note_dropped(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan
-AS $$
-DECLARE
-	held constant text := @extschema@.idem__held_text(key);
-	secret bytea;
-	value text;
-	note text;
-BEGIN
-	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
-	value := @extschema@.idem__latest() || E'\ndropped';
-	IF split_part(value, E'\n', 1) = 'claimed ' || held THEN
-		SELECT s.secret INTO secret FROM @extschema@.idem__secret AS s;
-		note := @extschema@.idem__signed(secret, value);
-		PERFORM @extschema@.idem__note('-', note);
+	IF outcome IS NULL THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
+			'Claim first, in the same transaction; or read what is stored: idem_result(user_id, request_id), idem_status(user_id, request_id).');
 	END IF;
 END
 $$;
@@ -345,32 +219,25 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
-	unsettled int;
-	keys @extschema@.idem__key[];
+	open constant text := current_setting('idem_held.open', true);
+	keys constant @extschema@.idem__key[] := ARRAY(SELECT r.key
+		FROM (SELECT l.held, max(l.n) AS n
+				FROM string_to_table(concat_ws(E'\n', open, CASE WHEN latest ^@ '+' THEN split_part(latest, E'\t', 2) END), E'\n')
+					WITH ORDINALITY AS l (held, n)
+				WHERE l.held <> '' GROUP BY l.held) AS m, @extschema@.idem__row_of_note(m.held) AS r
+		ORDER BY m.n);
 BEGIN
-	-- In the order of the claims: the list is in order, and what is in the buckets is older.
-	SELECT count(*), (array_agg(r.key ORDER BY n.place, n.line, r.claimed_at, (r.key).request_id, (r.key).user_id, (r.key).scope))[:6]
-	INTO unsettled, keys
-	FROM (SELECT m.held, max(m.place) AS place, max(m.line) AS line
-			FROM (SELECT 2, 0, split_part(latest, E'\t', 2) WHERE latest ^@ '+' OR latest ^@ '*'
-				UNION ALL SELECT 1, l.n, l.held
-				FROM string_to_table(current_setting('idem_held.recent', true), E'\n') WITH ORDINALITY AS l (held, n)
-				UNION ALL SELECT 0, 0, string_to_table(current_setting('idem_held.b' || b::text, true), E'\n')
-				FROM generate_series(0, 15) AS b) AS m (place, line, held)
-			GROUP BY m.held) AS n,
-		@extschema@.idem__row_of_note(n.held) AS r
-	WHERE n.held <> '';
-	IF unsettled = 0 THEN
-		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
-			'Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.');
-	END IF;
-	IF unsettled > 1 THEN
+	IF cardinality(keys) > 1 OR open = 'many' THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',
 			'Name the one that is meant: pass user_id, request_id and scope.',
-			pg_catalog.format('It holds %s: %s.', unsettled,
-				(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
-					ELSE 'and more' END, '; ' ORDER BY n)
-				FROM unnest(keys) WITH ORDINALITY AS k (user_id, request_id, scope, n))));
+			CASE WHEN open = 'many' THEN 'It has claimed too many to tell which of them are settled.'
+				ELSE pg_catalog.format('It holds %s: %s.', cardinality(keys),
+					(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
+						ELSE 'and more' END, '; ' ORDER BY n)
+					FROM unnest(keys[:6]) WITH ORDINALITY AS k (user_id, request_id, scope, n))) END);
+	ELSIF cardinality(keys) = 0 THEN
+		PERFORM @extschema@.idem__raise('55000', command || ': no unsettled request in this transaction',
+			'Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.');
 	END IF;
 	RETURN keys[1];
 END

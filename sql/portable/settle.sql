@@ -7,13 +7,13 @@
 CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
 RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
+SET lock_timeout = '100'
 AS $$
 DECLARE
-	caller_timeout constant text := current_setting('lock_timeout');
 	keeps_snapshot constant boolean := @extschema@.idem__keeps_snapshot();
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	slices int4 := 0;
-	catching boolean;
+	ignored text;				-- assigned to, since PERFORM would need a query
 	inserting boolean;
 	is_absent boolean;
 	locked @extschema@.idem__claim;
@@ -30,7 +30,7 @@ BEGIN
 		END IF;
 
 		BEGIN
-			catching := @extschema@.idem__bound_lock_waits(deadline, slices);
+			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
 			-- Wait as a claim does, see idem__claim_key(): try to insert the key.  The insert
 			-- is rolled back.
 			inserting := true;
@@ -53,7 +53,6 @@ BEGIN
 				FOR NO KEY UPDATE;
 			END IF;
 			IF FOUND THEN
-				PERFORM set_config('lock_timeout', caller_timeout, true);
 				RETURN locked;
 			END IF;
 			RAISE SQLSTATE 'ID001';		-- removed meanwhile: look again
@@ -68,9 +67,7 @@ BEGIN
 					RAISE;
 				END IF;
 			WHEN lock_not_available THEN
-				IF NOT catching THEN
-					RAISE;
-				ELSIF clock_timestamp() >= deadline THEN
+				IF clock_timestamp() >= deadline THEN
 					PERFORM @extschema@.idem__raise_outcome(@extschema@.idem__outcome_of_passed(deadline), key);
 				END IF;
 				slices := slices + 1;
@@ -138,7 +135,7 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	unsettled constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key));
+	may_be_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key)) IS NOT FALSE;
 	only_ours constant boolean := token IS NULL OR @extschema@.idem__only_ours_counts(key);
 	policy record;
 	was @extschema@.idem__claim;
@@ -168,7 +165,7 @@ BEGIN
 		END IF;
 	END IF;
 
-	IF was.state::text <> 'in_progress' AND NOT (unsettled AND was.token IS NULL AND was.state::text = 'completed' AND was.result IS NULL) THEN
+	IF was.state::text <> 'in_progress' AND NOT (may_be_open AND was.token IS NULL AND was.state::text = 'completed' AND was.result IS NULL) THEN
 		is_healed := was.token IS NOT NULL AND was.lease_until IS NULL AND was.state::text = 'completed';
 		IF (is_healed AND new_state <> 'completed') OR (NOT is_healed
 			AND (was.state::text <> new_state OR was.result IS DISTINCT FROM new_result)) THEN
@@ -230,7 +227,7 @@ DECLARE
 	is_stored boolean;
 	ignored text;
 BEGIN
-	IF (latest ^@ '+(' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
+	IF (latest ^@ '+(' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
 	place := split_part(substr(latest, 2), E'\t', 1);
@@ -248,7 +245,7 @@ BEGIN
 	IF is_stored IS NOT TRUE THEN
 		RETURN false;
 	END IF;
-	ignored := set_config('idem_held.latest', '-' || latest, true);
+	ignored := set_config('idem_held.latest', '=' || substr(latest, 2), true);
 	RETURN true;
 END
 $$;

@@ -168,7 +168,7 @@ CREATE FUNCTION @extschema@.idem_skip_duplicates()
 RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	is_partition constant boolean := @extschema@.idem__check_sink(TG_RELID, TG_NAME, TG_WHEN || ' ' || TG_LEVEL, TG_NARGS,

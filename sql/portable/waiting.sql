@@ -36,31 +36,25 @@ BEGIN
 END
 $$;
 
--- Sets lock_timeout for the waits that follow.  Call it in a block that catches
--- lock_not_available, and set lock_timeout back afterwards.  False: the caller's own
--- lock_timeout is shorter, so raise its error.
+-- Sets lock_timeout for the waits that follow.  Call it in a block that catches lock_not_available,
+-- in a function that has lock_timeout among its SET clauses: then the caller's own is back at its end.
 --
 -- A wait is cut into slices, and the waiter looks again after each: it stops waiting for a
 -- holder that was rolled back to a savepoint, and one deadline spans several holders.  The
 -- slices grow from 100 ms, so that the waiter notices such a change soon, to more than
 -- deadlock_timeout, so that the server detects deadlocks.
 CREATE FUNCTION @extschema@.idem__bound_lock_waits(deadline timestamptz, slices_before int4)
-RETURNS boolean
+RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	caller_ms constant float8 := CASE current_setting('lock_timeout') WHEN '0' THEN 0
-		ELSE date_part('epoch', current_setting('lock_timeout')::interval) * 1000 END;
 	slice_ms constant float8 := CASE WHEN slices_before <= 3 THEN 100 * 2 ^ slices_before
 		ELSE least(100 * 2 ^ least(slices_before, 30), date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000 + 1000) END;
 	left_ms constant float8 := CASE WHEN deadline = 'infinity' THEN 'infinity'
 		WHEN deadline = '-infinity' THEN 0
 		ELSE ceil(date_part('epoch', deadline - clock_timestamp()) * 1000) END;
 BEGIN
-	IF caller_ms > 0 AND caller_ms <= left_ms THEN
-		RETURN false;
-	END IF;
-	RETURN set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true) IS NOT NULL;
+	RETURN set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true);
 END
 $$;
 

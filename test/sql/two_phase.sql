@@ -40,13 +40,6 @@ SELECT outcome, result, progress, expires_at, lease_until FROM idem_try_claim('2
 -- Nothing of the row counts before the commit, its fingerprint included.
 SELECT outcome FROM idem_try_claim('2pc', 'committed', fingerprint => '\x02', wait => '0');
 SELECT idem_status('2pc', 'committed') IS NULL AS not_committed, count(*) FROM idem_lookup('2pc', 'committed');
--- If the lock_timeout of the caller is shorter than the wait, it raises 55P03 as always.
-SET lock_timeout = '1ms';
-SELECT idem_claim('2pc', 'committed', wait => '1 hour');
-\echo :SQLSTATE
-SELECT idem_claim('2pc', 'committed', wait => '0');
-\echo :SQLSTATE
-RESET lock_timeout;
 \set VERBOSITY default
 -- After a wait lock_timeout is as before, and the transaction keeps its work.
 BEGIN;

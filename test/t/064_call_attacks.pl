@@ -166,7 +166,7 @@ DECLARE
 	attack text;
 	answers jsonb := jsonb_build_array(current_user, session_user);
 BEGIN
-	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims', 'SELECT secret FROM requests.idem__secret',
+	FOREACH attack IN ARRAY ARRAY['SELECT token FROM requests.idem_claims', 'DELETE FROM requests.idem_claims',
 		'INSERT INTO requests.idem_scopes (scope) VALUES (''x'')', 'SET LOCAL ROLE owner', 'SET LOCAL SESSION AUTHORIZATION owner',
 		'SELECT requests.idem__note_answer(''["u", "x", ""]'', ''claimed'', NULL)', 'SELECT requests.idem_forget(''u'', ''x'')',
 		'ALTER ROLE attacker SUPERUSER', 'CREATE FUNCTION requests.evil() RETURNS int LANGUAGE sql AS ''SELECT 1''', 'ALTER FUNCTION requests.idem_call(text, text, text, jsonb, text, interval) OWNER TO attacker']

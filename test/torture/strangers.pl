@@ -415,7 +415,7 @@ for my $database (sort keys %extension)
 		my ($role, @statements) = @$_;
 		# A new session: what is parsed and cached, is so under this path.
 		delete $session{"$database $role"};
-		run_as($role, $database, "CREATE TEMPORARY TABLE $_ (scope text, user_id text, request_id text)") for qw(idem_claims idem_scopes idem_settings idem__secret pg_proc pg_class);
+		run_as($role, $database, "CREATE TEMPORARY TABLE $_ (scope text, user_id text, request_id text)") for qw(idem_claims idem_scopes idem_settings pg_proc pg_class);
 		run_as($role, $database, 'CREATE DOMAIN pg_temp.jsonb AS pg_catalog.jsonb CHECK (evil.log($$temporary type$$))');
 		run_as($role, $database, 'SET search_path = evil, pg_temp, pg_catalog, requests');
 		for my $sql (@statements)
