@@ -22,8 +22,7 @@
 #include "store/key.h"
 
 #define NUMBER_DIGITS_MAX	1000
-#define UUID_TEXT_BYTES		36
-#define UUID_TIME_DIGITS	12	/* 48 bits of milliseconds since 1970 */
+#define UUID_TIME_CHARS		13	/* 48 bits of milliseconds since 1970, and a hyphen */
 
 PG_FUNCTION_INFO_V1(idem_fingerprint);
 
@@ -111,12 +110,6 @@ idem_key_to_string(const IdemKey *key)
 }
 
 int
-idem_errdetail_key(const IdemKey *key)
-{
-	return idem_errdetail_key_and(key, NULL);
-}
-
-int
 idem_errdetail_key_and(const IdemKey *key, const char *sentence)
 {
 	char	   *names = idem_key_to_string(key);
@@ -159,23 +152,22 @@ hex_digit(char c)
 bool
 idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 {
+	static const char form[] = "xxxxxxxx-xxxx-7xxx-xxxx-xxxxxxxxxxxx";
 	const char *id = VARDATA_ANY(key->request_id);
 	int64		unix_ms = 0;
-	int			ndigits = 0;
-	bool		valid = VARSIZE_ANY_EXHDR(key->request_id) == UUID_TEXT_BYTES;
 
-	for (int i = 0; valid && i < UUID_TEXT_BYTES; i++)
+	if (VARSIZE_ANY_EXHDR(key->request_id) != strlen(form))
+		return false;
+	for (int i = 0; i < strlen(form); i++)
 	{
-		if (i == 8 || i == 13 || i == 18 || i == 23)
-			valid = id[i] == '-';
-		else
-		{
-			valid = hex_digit(id[i]) >= 0;
-			if (ndigits++ < UUID_TIME_DIGITS)
-				unix_ms = unix_ms * 16 + hex_digit(id[i]);
-		}
+		int			digit = hex_digit(id[i]);
+
+		if (form[i] == 'x' ? digit < 0 : id[i] != form[i])
+			return false;
+		if (i < UUID_TIME_CHARS && digit >= 0)
+			unix_ms = unix_ms * 16 + digit;
 	}
-	if (!valid || id[14] != '7' || (hex_digit(id[19]) & 0xC) != 0x8)
+	if ((hex_digit(id[19]) & 0xC) != 0x8)
 		return false;
 
 	*key_time = (TimestampTz) (unix_ms * 1000 -
@@ -184,54 +176,24 @@ idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 	return true;
 }
 
-/* 10 to that power */
-static Datum
-power_of_ten(int exponent)
-{
-	char		text[16];
-
-	snprintf(text, sizeof(text), "1e%d", exponent);
-	return DirectFunctionCall3(numeric_in, CStringGetDatum(text),
-							   ObjectIdGetDatum(InvalidOid),
-							   Int32GetDatum(-1));
-}
-
 /*
- * The canonical text writes numbers out, so the 8 bytes of 1e131071 would become 131072.
- * Counts the digits before and after the point, without building them.
+ * numeric_normalize() writes numbers out: the 8 bytes of 1e131071 become 131072.  The zero before
+ * the point of 0.5 does not count.
  */
-static void
-check_digits(Numeric number)
-{
-	Datum		size = DirectFunctionCall1(numeric_abs, NumericGetDatum(number));
-	int32		scale = DatumGetInt32(DirectFunctionCall1(numeric_min_scale, size));
-	Datum		limit;
-
-	if (scale <= NUMBER_DIGITS_MAX)
-	{
-		limit = power_of_ten(NUMBER_DIGITS_MAX - scale);
-		if (DatumGetBool(DirectFunctionCall2(numeric_lt, size, limit)))
-		{
-			pfree(DatumGetPointer(limit));
-			pfree(DatumGetPointer(size));
-			return;
-		}
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_INVALID),
-			 errmsg("a number of the JSON document is too long"),
-			 errdetail("Written out, it has more than %d digits.",
-					   NUMBER_DIGITS_MAX),
-			 errhint("Fix the client: send it as a string.")));
-}
-
 static void
 append_number(StringInfo out, Numeric number)
 {
-	char	   *text;
+	char	   *text = numeric_normalize(number);
+	const char *digits = text + strspn(text, "-0");
+	size_t		points = strchr(digits, '.') != NULL ? 1 : 0;
 
-	check_digits(number);
-	text = numeric_normalize(number);
+	if (strlen(digits) - points > NUMBER_DIGITS_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("a number of the JSON document is too long"),
+				 errdetail("Written out, it has more than %d digits.",
+						   NUMBER_DIGITS_MAX),
+				 errhint("Fix the client: send it as a string.")));
 	appendStringInfoString(out, text);
 	pfree(text);
 }
