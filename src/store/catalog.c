@@ -64,21 +64,12 @@ static bool cached_valid = false;
 static uint64 invalidations = 0;
 static bool callback_registered = false;
 
-/*
- * May be called in any state of a transaction: must not read a catalog.
- *
- * While an index is missing, any relation can become it: the invalidation of a rename names
- * only the index that was renamed.
- */
+/* May be called in any state of a transaction: must not read a catalog. */
 static void
 invalidate_cached(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
-		!OidIsValid(cached.claims_by_expiry) ||
-		!OidIsValid(cached.claims_unsettled) ||
-		relid == cached.claims_by_expiry ||
-		relid == cached.claims_unsettled || relid == cached.scopes ||
-		relid == cached.tokens)
+		relid == cached.scopes || relid == cached.tokens)
 	{
 		cached_valid = false;
 		invalidations++;
@@ -256,12 +247,6 @@ load_catalog(IdemCatalog *catalog)
 	require_served_version(version);
 
 	catalog->claims = find_relation("TABLE", "idem_claims", schema, extension);
-	/* Only the cleanup needs the first one, and only lists of unsettled claims the second.
-	 * They raise an error where it is missing. */
-	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
-												  schema);
-	catalog->claims_unsettled = get_relname_relid("idem_claims_unsettled_idx",
-												  schema);
 	catalog->scopes = find_relation("TABLE", "idem_scopes", schema, extension);
 	catalog->tokens = find_relation("SEQUENCE", "idem_token_seq", schema,
 									extension);

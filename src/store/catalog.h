@@ -12,8 +12,6 @@
 typedef struct IdemCatalog
 {
 	Oid			claims;
-	Oid			claims_by_expiry;	/* indexes; InvalidOid if it was dropped */
-	Oid			claims_unsettled;
 	Oid			scopes;
 	Oid			tokens;			/* sequence */
 	Oid			state_type;

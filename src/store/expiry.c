@@ -7,11 +7,8 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/xact.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_index.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -20,7 +17,6 @@
 #include "store/catalog.h"
 #include "store/expiry.h"
 #include "store/internal.h"
-#include "store/shape.h"
 
 struct IdemExpiryScan
 {
@@ -31,26 +27,6 @@ struct IdemExpiryScan
 	text	   *scope;			/* a copy of the latest row's, if it was compressed */
 };
 
-static Relation
-open_expiry_index(Relation claims)
-{
-	Relation	index = idem_store_try_open_index(idem_catalog()->claims_by_expiry,
-												  claims, RowExclusiveLock);
-
-	/* It must have all rows, in the order of expires_at. */
-	if (index == NULL || !index->rd_index->indisvalid ||
-		index->rd_rel->relam != BTREE_AM_OID ||
-		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
-		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||
-		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON %s (expires_at), after dropping what has its name, or REINDEX it.",
-						 idem_store_qualified_name(RelationGetRelid(claims)))));
-	return index;
-}
-
 IdemExpiryScan *
 idem_store_expiry_scan_begin(TimestampTz from)
 {
@@ -60,7 +36,8 @@ idem_store_expiry_scan_begin(TimestampTz from)
 
 	idem_store_open("idem_cleanup()");
 	scan->store = idem_store_use_to_write(CMD_DELETE);
-	scan->index = open_expiry_index(scan->store->claims);
+	scan->index = idem_store_open_index(scan->store->claims,
+										IDEM_INDEX_BY_EXPIRY, RowExclusiveLock);
 	/* The active snapshot would still show rows that this statement has deleted. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,

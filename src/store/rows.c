@@ -60,7 +60,6 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
-#include "store/shape.h"
 
 /* After 100 new keys in a row, insert the next one without a probe.  A batch of n keys needs
  * 100 n. */

@@ -21,9 +21,6 @@
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_collation_d.h"
-#include "catalog/pg_index.h"
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -32,7 +29,6 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
-#include "store/shape.h"
 #include "store/unsettled.h"
 
 struct IdemUnsettledScan
@@ -43,16 +39,6 @@ struct IdemUnsettledScan
 	IndexScanDesc scan;
 	ScanKeyData key;
 };
-
-static bool
-is_usable(Relation index, Relation claims)
-{
-	return index != NULL && index->rd_rel->relam == BTREE_AM_OID &&
-		index->rd_index->indisvalid &&
-		index->rd_index->indkey.values[0] == Anum_claims_scope &&
-		index->rd_indcollation[0] == C_COLLATION_OID &&
-		idem_store_is_of_unsettled(RelationGetRelid(index), claims);
-}
 
 /* The planner's rule (get_relation_info()).  The xmin of each snapshot of this transaction is
  * TransactionXmin or later. */
@@ -79,23 +65,6 @@ raise_too_new(void)
 			 errhint("Retry in a new transaction, when the transactions that are older than the index have ended.")));
 }
 
-static Relation
-open_unsettled_index(Relation claims)
-{
-	Relation	index = idem_store_try_open_index(idem_catalog()->claims_unsettled,
-												  claims, AccessShareLock);
-
-	if (!is_usable(index, claims))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("unsettled claims cannot be found: index \"idem_claims_unsettled_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_unsettled_idx ON %s (scope) WHERE state = 'in_progress', after dropping what has its name, or REINDEX it.",
-						 idem_store_qualified_name(RelationGetRelid(claims)))));
-	if (is_too_new(index))
-		raise_too_new();
-	return index;
-}
-
 IdemUnsettledScan *
 idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 {
@@ -105,7 +74,10 @@ idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 
 	idem_store_open_to_read(&scan->claims, &key_index);
 	index_close(key_index, AccessShareLock);
-	scan->index = open_unsettled_index(scan->claims);
+	scan->index = idem_store_open_index(scan->claims, IDEM_INDEX_OF_UNSETTLED,
+										AccessShareLock);
+	if (is_too_new(scan->index))
+		raise_too_new();
 	scan->slot = table_slot_create(scan->claims, NULL);
 	ScanKeyInit(&scan->key, 1, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(scope));
