@@ -36,7 +36,6 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
@@ -62,11 +61,9 @@ static const char *const outcome_labels[IDEM_OUTCOME_COUNT] = {
 static IdemCatalog cached;
 static bool cached_valid = false;
 static uint64 invalidations = 0;
-static bool callback_registered = false;
 
-/* May be called in any state of a transaction: must not read a catalog. */
-static void
-invalidate_cached(Datum arg, Oid relid)
+void
+idem_catalog_forget(Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
 		relid == cached.scopes || relid == cached.tokens)
@@ -274,12 +271,6 @@ const IdemCatalog *
 idem_catalog(void)
 {
 	Assert(IsTransactionState());
-	if (!callback_registered)
-	{
-		CacheRegisterRelcacheCallback(invalidate_cached, (Datum) 0);
-		callback_registered = true;
-	}
-
 	if (!cached_valid)
 	{
 		uint64		before = invalidations;

@@ -27,6 +27,9 @@ typedef struct IdemCatalog
  */
 extern const IdemCatalog *idem_catalog(void);
 
+/* For an invalidation of this relation; InvalidOid: of any */
+extern void idem_catalog_forget(Oid relid);
+
 /* Whether the database has the extension, and the table of its claims, by name; InvalidOid: that
  * was renamed.  Raises nothing, also while the extension is being dropped. */
 extern bool idem_catalog_exists(Oid *claims);

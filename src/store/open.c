@@ -107,17 +107,10 @@ lock_relation(Oid relid, bool dont_wait)
 
 	if (list_member_oid(locked_relations, relid))
 		return true;
-	if (!idem_relation_lock_try(relid, RowExclusiveLock))
+	if (!idem_relation_lock(relid, RowExclusiveLock, dont_wait))
 	{
-		if (dont_wait)
-		{
-			refused_relation = relid;
-			return false;
-		}
-		/* Wait for it under the caller's owner, which cleans up after an error. */
-		LockRelationOid(relid, RowExclusiveLock);
-		(void) idem_relation_lock_try(relid, RowExclusiveLock);
-		UnlockRelationOid(relid, RowExclusiveLock);
+		refused_relation = relid;
+		return false;
 	}
 	caller = MemoryContextSwitchTo(TopTransactionContext);
 	locked_relations = lappend_oid(locked_relations, relid);
@@ -599,6 +592,7 @@ idem_store_use_to_write(CmdType command)
 static void
 invalidate_store(Datum arg, Oid relid)
 {
+	idem_catalog_forget(relid);
 	idem_store_forget_index(relid);
 	if (the_store == NULL || relid == InvalidOid ||
 		relid == the_store->claims_oid ||

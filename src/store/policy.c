@@ -72,23 +72,8 @@ invalidate_scopes(Datum arg, Oid relid)
 }
 
 static void
-empty_cache(void)
-{
-	HASH_SEQ_STATUS seq;
-	CachedScope *entry;
-
-	latest_scope = NULL;
-	hash_seq_init(&seq, cached_scopes);
-	while ((entry = hash_seq_search(&seq)) != NULL)
-		(void) hash_search(cached_scopes, entry->name, HASH_REMOVE, NULL);
-}
-
-/* Register the callback once, also if hash_create() fails: the server has room for few callbacks,
- * and none can be unregistered. */
-static void
 reset_cache(Oid relid)
 {
-	static bool callback_registered = false;
 	HASHCTL		ctl = {
 		.keysize = sizeof(((CachedScope *) NULL)->name),
 		.entrysize = sizeof(CachedScope),
@@ -96,14 +81,11 @@ reset_cache(Oid relid)
 	};
 
 	cached_relid = InvalidOid;
-	if (!callback_registered)
-		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
-	callback_registered = true;
-	if (cached_scopes != NULL)
-		empty_cache();
-	else
-		cached_scopes = hash_create("idem scopes", 16, &ctl,
-									HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	latest_scope = NULL;
+	hash_destroy(cached_scopes);
+	cached_scopes = NULL;
+	cached_scopes = hash_create("idem scopes", 16, &ctl,
+								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	cached_relid = relid;
 }
 
@@ -112,15 +94,8 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 {
 	bool		isnull;
 	Datum		datum = slot_getattr(slot, column, &isnull);
-	char	   *stored;
-	bool		is_equal;
 
-	if (isnull)
-		return false;
-	stored = TextDatumGetCString(datum);
-	is_equal = strcmp(stored, value) == 0;
-	pfree(stored);
-	return is_equal;
+	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
 }
 
 static int64
@@ -203,33 +178,22 @@ with_settings(IdemPolicy policy)
 	return policy;
 }
 
-/*
- * The lock belongs to the transaction, because a caller that waits does so in a subtransaction
- * that is rolled back after the wait.  Such a caller takes the lock twice:
- *
- *	1. LockRelationOid(), for the subtransaction.  It waits, and can raise an error, also after
- *	   the lock was granted.  The rollback of the subtransaction then releases the lock;
- *	2. idem_relation_lock_try(), for the transaction.  It cannot fail, since 1 has the lock.
- */
+/* The lock belongs to the transaction, because a caller that waits does so in a subtransaction
+ * that is rolled back after the wait. */
 static bool
-lock_scopes(bool wait, SubTransactionId subtransaction)
+lock_scopes(bool dont_wait, SubTransactionId subtransaction)
 {
 	Oid			scopes = idem_catalog()->scopes;
 
 	if (locked_scopes == scopes)
 		return true;
 	idem_policy_unlock();
-	if (wait)
-		LockRelationOid(scopes, RowShareLock);
-	if (!idem_relation_lock_try(scopes, RowShareLock))
+	if (!idem_relation_lock(scopes, RowShareLock, dont_wait))
 		return false;
 	locked_scopes = scopes;
 	locked_in = subtransaction;
 	locks_taken++;
-	if (wait)
-		UnlockRelationOid(scopes, RowShareLock);
-	else
-		AcceptInvalidationMessages();
+	AcceptInvalidationMessages();
 	return true;
 }
 
@@ -245,7 +209,7 @@ idem_policy_unlock(void)
 void
 idem_policy_wait_lock(SubTransactionId subtransaction)
 {
-	(void) lock_scopes(true, subtransaction);
+	(void) lock_scopes(false, subtransaction);
 }
 
 /*
@@ -258,7 +222,7 @@ IdemPromise
 idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
 					TimestampTz *remembered_until)
 {
-	if (!lock_scopes(false, GetCurrentSubTransactionId()))
+	if (!lock_scopes(true, GetCurrentSubTransactionId()))
 		return IDEM_PROMISE_REFUSED;
 	if (policy->generation != invalidations && policy->lock != locks_taken)
 		return IDEM_PROMISE_OUTDATED;
@@ -289,21 +253,16 @@ idem_policy_init(void)
 {
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
+	CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
 }
 
 static CachedScope *
-find_cached(const text *scope)
+find_cached(const char *name)
 {
-	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
-	size_t		length = VARSIZE_ANY_EXHDR(scope);
-
 	if (!OidIsValid(cached_relid))
 		return NULL;
-	if (latest_scope != NULL &&
-		strncmp(latest_scope->name, VARDATA_ANY(scope), length) == 0 &&
-		latest_scope->name[length] == '\0')
+	if (latest_scope != NULL && strcmp(latest_scope->name, name) == 0)
 		return latest_scope;
-	text_to_cstring_buffer(scope, name, sizeof(name));
 	return hash_search(cached_scopes, name, HASH_FIND, NULL);
 }
 
@@ -326,7 +285,8 @@ idem_policy(const text *scope)
 	/* No row has so long a name.  In the cache it would be truncated, and mistaken for another one. */
 	if (VARSIZE_ANY_EXHDR(scope) > IDEM_KEY_PART_BYTES_MAX)
 		return with_settings(policy);
-	entry = find_cached(scope);
+	text_to_cstring_buffer(scope, name, sizeof(name));
+	entry = find_cached(name);
 	if (entry != NULL)
 		return with_settings(entry->policy);
 
@@ -338,7 +298,6 @@ idem_policy(const text *scope)
 	/* If an invalidation came meanwhile: use the policy once, do not keep it. */
 	if (policy.generation == invalidations && OidIsValid(cached_relid))
 	{
-		text_to_cstring_buffer(scope, name, sizeof(name));
 		entry = hash_search(cached_scopes, name, HASH_ENTER, NULL);
 		entry->policy = policy;
 		latest_scope = entry;
