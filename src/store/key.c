@@ -26,20 +26,6 @@
 
 PG_FUNCTION_INFO_V1(idem_fingerprint);
 
-static text *
-id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
-{
-	text	   *id = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
-
-	if (id == NULL || VARSIZE_ANY_EXHDR(id) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("%s must not be %s", name, id ? "empty" : "null"),
-				 errdetail("A request is named by a user and a request id."),
-				 errhint("Fix the client: it must send the same two ids each time it sends the request.")));
-	return id;
-}
-
 void
 idem_key_check_length(const text *part, const char *name)
 {
@@ -51,6 +37,21 @@ idem_key_check_length(const text *part, const char *name)
 						   (size_t) VARSIZE_ANY_EXHDR(part),
 						   IDEM_KEY_PART_BYTES_MAX),
 				 errhint("Fix the client: send a shorter %s, or a hash of this one.", name)));
+}
+
+static text *
+id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	text	   *id = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+
+	if (id == NULL || VARSIZE_ANY_EXHDR(id) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("%s must not be %s", name, id ? "empty" : "null"),
+				 errdetail("A request is named by a user and a request id."),
+				 errhint("Fix the client: it must send the same two ids each time it sends the request.")));
+	idem_key_check_length(id, name);
+	return id;
 }
 
 text *
@@ -75,9 +76,6 @@ idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
 	key->user_id = id_from_arg(fcinfo, user_arg, "user_id");
 	key->request_id = id_from_arg(fcinfo, request_arg, "request_id");
 	key->scope = idem_scope_from_arg(fcinfo, scope_arg);
-
-	idem_key_check_length(key->user_id, "user_id");
-	idem_key_check_length(key->request_id, "request_id");
 }
 
 bytea *
