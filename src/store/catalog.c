@@ -274,10 +274,8 @@ idem_catalog(void)
 	if (!cached_valid)
 	{
 		uint64		before = invalidations;
-		IdemCatalog fresh;
 
-		load_catalog(&fresh);
-		cached = fresh;
+		load_catalog(&cached);
 		/* If an invalidation came meanwhile: use the answer once, do not keep it. */
 		cached_valid = (before == invalidations);
 	}

@@ -219,7 +219,6 @@ check_writable(const char *command)
 				 errhint("This server is a standby: send the request to the primary.") :
 				 errhint("Use a read-write transaction, the one that does the work.")));
 	PreventCommandIfParallelMode(command);
-	PreventCommandDuringRecovery(command);
 }
 
 /* Keeps a relation open, which the caller has opened and closes, until release_store(). */
