@@ -15,7 +15,6 @@
 
 #include "compat.h"
 #include "store/catalog.h"
-#include "store/expiry.h"
 #include "store/internal.h"
 
 struct IdemExpiryScan
@@ -24,7 +23,6 @@ struct IdemExpiryScan
 	Relation	index;
 	Snapshot	snapshot;
 	IndexScanDesc scan;
-	text	   *scope;			/* a copy of the latest row's, if it was compressed */
 };
 
 IdemExpiryScan *
@@ -58,11 +56,6 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 	bool		isnull;
 
 	Assert(scan->store->in_use);
-	if (scan->scope != NULL)
-	{
-		pfree(scan->scope);
-		scan->scope = NULL;
-	}
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
 	/* Of the rows of an entry, an MVCC snapshot sees one at most. */
@@ -75,24 +68,14 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 		return true;
 	}
 	slot_getsomeattrs(slot, Anum_claims_state);
-	row->expires_at =
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_expires_at - 1]);
+	row->expires_at = idem_store_time(slot, Anum_claims_expires_at);
 	row->state =
 		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
 	if (row->state == IDEM_STATE_IN_PROGRESS)
 	{
-		Datum		stored;
-		text	   *scope;
-
 		slot_getsomeattrs(slot, Anum_claims_scope);
-		row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
-			IDEM_NO_TIME :
-			DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
-		stored = slot->tts_values[Anum_claims_scope - 1];
-		scope = DatumGetTextPP(stored);
-		if ((Pointer) scope != DatumGetPointer(stored))
-			scan->scope = scope;
-		row->scope = scope;
+		row->lease_until = idem_store_time(slot, Anum_claims_lease_until);
+		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
 	}
 	return true;
 }
@@ -117,7 +100,5 @@ idem_store_expiry_scan_end(IdemExpiryScan *scan)
 	index_close(scan->index, NoLock);
 	idem_store_done(scan->store);
 	CommandCounterIncrement();
-	if (scan->scope != NULL)
-		pfree(scan->scope);
 	pfree(scan);
 }

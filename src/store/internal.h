@@ -11,6 +11,7 @@
 #include "nodes/execnodes.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
+#include "utils/timestamp.h"
 
 #include "store/store.h"
 
@@ -38,6 +39,14 @@ enum
  * shorter.  Without this, figure 6 of the benchmark shows a heap that is 8 % larger.
  */
 #define Natts_marker Anum_claims_scope
+
+/* IDEM_NO_TIME where the column is NULL */
+static inline TimestampTz
+idem_store_time(const TupleTableSlot *slot, AttrNumber column)
+{
+	return slot->tts_isnull[column - 1] ? IDEM_NO_TIME :
+		DatumGetTimestampTz(slot->tts_values[column - 1]);
+}
 
 /* Columns of the primary key: request_id, user_id, scope */
 #define KEY_COLUMNS 3

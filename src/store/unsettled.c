@@ -29,7 +29,6 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
-#include "store/unsettled.h"
 
 struct IdemUnsettledScan
 {
@@ -53,15 +52,11 @@ is_too_new(Relation index)
 static void
 raise_too_new(void)
 {
-	bool		keeps_snapshot = IsolationUsesXactSnapshot();
-
 	ereport(ERROR,
-			(errcode(keeps_snapshot ? ERRCODE_T_R_SERIALIZATION_FAILURE :
+			(errcode(IsolationUsesXactSnapshot() ? ERRCODE_T_R_SERIALIZATION_FAILURE :
 					 ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("unsettled claims cannot be found yet: index \"idem_claims_unsettled_idx\" is newer than a transaction that still runs"),
-			 keeps_snapshot ?
-			 errdetail("The index was created after this transaction took its snapshot, or while a transaction ran that still runs.") :
-			 errdetail("The index was created while a transaction ran that still runs."),
+			 errdetail("The index was created after this transaction took its snapshot, or while a transaction ran that still runs."),
 			 errhint("Retry in a new transaction, when the transactions that are older than the index have ended.")));
 }
 
@@ -86,35 +81,20 @@ idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 	return scan;
 }
 
-static bool
-is_in_progress(TupleTableSlot *slot)
-{
-	return idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1])) ==
-		IDEM_STATE_IN_PROGRESS;
-}
-
 bool
 idem_store_unsettled_scan_next(IdemUnsettledScan *scan, IdemUnsettled *row)
 {
 	TupleTableSlot *slot = scan->slot;
 
-	/* is_too_new() refuses an index whose entries lead to rows of other states.  Should one
-	 * come through, never list such a row. */
-	do
-	{
-		if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
-			return false;
-		CHECK_FOR_INTERRUPTS();
-		slot_getallattrs(slot);
-	} while (!is_in_progress(slot));
+	if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
+		return false;
+	CHECK_FOR_INTERRUPTS();
+	slot_getallattrs(slot);
 	row->key.request_id = DatumGetTextPP(slot->tts_values[Anum_claims_request_id - 1]);
 	row->key.user_id = DatumGetTextPP(slot->tts_values[Anum_claims_user_id - 1]);
 	row->key.scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
-	row->expires_at =
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_expires_at - 1]);
-	row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
-		IDEM_NO_TIME :
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
+	row->expires_at = idem_store_time(slot, Anum_claims_expires_at);
+	row->lease_until = idem_store_time(slot, Anum_claims_lease_until);
 	row->progress = slot->tts_isnull[Anum_claims_progress - 1] ? NULL :
 		(const IdemStored *) DatumGetPointer(slot->tts_values[Anum_claims_progress - 1]);
 	return true;
