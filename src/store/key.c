@@ -248,11 +248,11 @@ append_canonical(StringInfo out, Jsonb *jb)
 		switch (token)
 		{
 			case WJB_BEGIN_ARRAY:
-				if (!value.val.array.rawScalar)
+				if (!JB_ROOT_IS_SCALAR(jb))
 					appendStringInfoChar(out, '[');
 				break;
 			case WJB_END_ARRAY:
-				if (!value.val.array.rawScalar)
+				if (!JB_ROOT_IS_SCALAR(jb))
 					appendStringInfoChar(out, ']');
 				break;
 			case WJB_BEGIN_OBJECT:
@@ -262,12 +262,11 @@ append_canonical(StringInfo out, Jsonb *jb)
 				appendStringInfoChar(out, '}');
 				break;
 			case WJB_KEY:
-				append_scalar(out, &value);
-				appendStringInfoChar(out, ':');
-				break;
 			case WJB_VALUE:
 			case WJB_ELEM:
 				append_scalar(out, &value);
+				if (token == WJB_KEY)
+					appendStringInfoChar(out, ':');
 				break;
 			default:
 				elog(ERROR, "unexpected jsonb token %d", (int) token);
