@@ -9,10 +9,7 @@
  * A scope without a row is cached as well: an INSERT also sends the invalidation.  Settings
  * are not copied into the cache, but read when they are needed.
  *
- * guarded_since is right because of a lock.  A claim takes RowShareLock on idem_scopes,
- * checks that its policy is still the current one, reads the clock, writes its row and
- * unlocks.  The trigger that sets guarded_since takes ExclusiveLock before it reads the
- * clock, and holds it until the change commits (scopes.c).  Two kinds of calls need no lock:
+ * Claims are ordered with changes of a promise by a lock (scopes.c).  Two kinds of calls need none:
  * a call that finds its key claimed writes no promise, and a call that settles, extends or
  * fences a lease writes one only to an existing row, which guards its key by itself.
  */
@@ -22,7 +19,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "executor/executor.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -131,16 +127,22 @@ read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 
 /* Reads the latest committed row, and one of this transaction. */
 static void
-load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
+load_policy(const text *scope, IdemPolicy *policy)
 {
-	Oid			index_oid = idem_primary_key_index(scopes);
-	Relation	index = index_open(index_oid, AccessShareLock);
+	Relation	scopes = idem_scopes_open();
+	Relation	index;
 	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	/* For a table that is no catalog it is new each time; parallel mode allows it. */
-	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
-	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
+	Snapshot	snapshot;
+	IndexScanDesc scan;
 	ScanKeyData key;
 
+	/* From here on an invalidation counts, so this comes before the snapshot. */
+	if (cached_relid != RelationGetRelid(scopes))
+		reset_cache(RelationGetRelid(scopes));
+	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
+	/* For a table that is no catalog it is new each time; parallel mode allows it. */
+	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
+	scan = idem_index_beginscan(scopes, index, snapshot, 1);
 	ScanKeyInit(&key, Anum_scopes_scope, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(scope));
 	index_rescan(scan, &key, 1, NULL, 0);
@@ -150,16 +152,6 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 	UnregisterSnapshot(snapshot);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
-}
-
-static void
-load_scope(const text *scope, IdemPolicy *policy)
-{
-	Relation	scopes = idem_scopes_open();
-
-	if (cached_relid != RelationGetRelid(scopes))
-		reset_cache(RelationGetRelid(scopes));
-	load_policy(scopes, scope, policy);
 	table_close(scopes, AccessShareLock);
 }
 
@@ -293,7 +285,7 @@ idem_policy(const text *scope)
 	if (cached_scopes != NULL &&
 		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
 		cached_relid = InvalidOid;
-	load_scope(scope, &policy);
+	load_policy(scope, &policy);
 
 	/* If an invalidation came meanwhile: use the policy once, do not keep it. */
 	if (policy.generation == invalidations && OidIsValid(cached_relid))
