@@ -59,7 +59,6 @@
 #include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
 #include "utils/fmgroids.h"
@@ -77,12 +76,6 @@
 static IdemStore *the_store = NULL;
 static bool is_open = false;
 static bool is_stale = false;
-
-#ifdef RELCACHE_FORCE_RELEASE
-static const bool relcache_forgets = true;
-#else
-static const bool relcache_forgets = false;
-#endif
 
 /* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
@@ -338,17 +331,17 @@ release_store(void)
  * The end of a transaction closes the relations, and keeps the rest for the next transaction of
  * this session.  Not kept are expressions and predicates of a user's index, and the room for a
  * batch.
- *
- * A server built with RELCACHE_FORCE_RELEASE frees a relation that is closed, without an
- * invalidation, so nothing is kept there.
  */
 static void
 keep_store(void)
 {
 	ResourceOwner owner = CurrentResourceOwner;
 
-	if (is_stale || the_store->has_user_index || the_store->nnew_rows > 1 ||
-		relcache_forgets)
+#ifdef RELCACHE_FORCE_RELEASE
+	/* Such a server frees a relation that is closed, without an invalidation. */
+	is_stale = true;
+#endif
+	if (is_stale || the_store->has_user_index || the_store->nnew_rows > 1)
 	{
 		release_store();
 		return;
@@ -360,16 +353,8 @@ keep_store(void)
 	MemoryContextSetParent(the_store->context, TopMemoryContext);
 }
 
-/* The scan has no reference to give back: close_relations() has given back all of them. */
-static void
-forget_kept_store(void)
-{
-	MemoryContextDelete(the_store->context);
-	the_store = NULL;
-}
-
 /*
- * Opens the kept store; false: there is none that can be used.  Taking the locks first processes
+ * Opens the kept store; false: it can no longer be used.  Taking the locks first processes
  * the invalidations of all changes that were committed before.  So is_stale tells whether the
  * kept store still fits the relations.
  */
@@ -377,21 +362,15 @@ static bool
 open_kept_store(void)
 {
 	IdemStore  *store = the_store;
-	Oid			oid;
+	Oid			oid = idem_catalog()->claims;
 	Relation	claims;
 	Relation	key_index;
 
-	if (store == NULL)
-		return false;
-	oid = idem_catalog()->claims;
 	(void) lock_relation(oid, false);
 	if (!is_stale && oid == store->claims_oid)
 		(void) lock_relation(store->key_index_oid, false);
 	if (is_stale || oid != store->claims_oid)
-	{
-		forget_kept_store();
 		return false;
-	}
 	claims = table_open(oid, NoLock);
 	key_index = index_open(store->key_index_oid, NoLock);
 	/* The extension Citus can have distributed the table without an invalidation. */
@@ -401,8 +380,6 @@ open_kept_store(void)
 		ItemPointerSetInvalid(&store->latest);
 		use_for_transaction(store);
 	}
-	else
-		forget_kept_store();
 	index_close(key_index, NoLock);
 	table_close(claims, NoLock);
 	return is_open;
@@ -420,7 +397,13 @@ idem_store_use(void)
 				 errhint("Do not call functions of idem from an index on idem_claims.")));
 	if (is_open && is_stale)
 		release_store();
-	if (!is_open && !open_kept_store())
+	if (the_store != NULL && !is_open && !open_kept_store())
+	{
+		/* The scan has no reference to give back: close_relations() has given back all. */
+		MemoryContextDelete(the_store->context);
+		the_store = NULL;
+	}
+	if (the_store == NULL)
 	{
 		/* Cleared before the catalogs are read: an invalidation after that counts. */
 		is_stale = false;
