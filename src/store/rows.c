@@ -596,14 +596,10 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, IdemRow *row)
 static void
 make_new_rows(IdemStore *store, int n)
 {
-	MemoryContext caller;
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
 
-	if (store->nnew_rows >= n)
-		return;
-	caller = MemoryContextSwitchTo(store->context);
-	store->new_rows = store->new_rows == NULL ?
-		palloc(n * sizeof(TupleTableSlot *)) :
-		repalloc(store->new_rows, n * sizeof(TupleTableSlot *));
+	if (store->new_rows == NULL)
+		store->new_rows = palloc(IDEM_INSERT_MANY_MAX * sizeof(TupleTableSlot *));
 	for (; store->nnew_rows < n; store->nnew_rows++)
 		store->new_rows[store->nnew_rows] =
 			MakeSingleTupleTableSlot(store->slot->tts_tupleDescriptor,
@@ -734,20 +730,11 @@ idem_store_insert_many(IdemNewRow *rows, int nrows)
 static bool
 row_was_free(TM_Result result)
 {
-	switch (result)
-	{
-		case TM_Ok:
-			return true;
-		case TM_BeingModified:
-		case TM_WouldBlock:
-		case TM_Updated:
-		case TM_Deleted:
-			return false;
-		default:
-			/* Our own writes become visible at once, so none of them is in the way. */
-			elog(ERROR, "unexpected result %d of a write to a claim",
-				 (int) result);
-	}
+	/* Our own writes become visible at once, so none of them is in the way. */
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of a write to a claim",
+			 (int) result);
+	return result == TM_Ok;
 }
 
 static TM_Result
