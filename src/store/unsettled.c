@@ -27,7 +27,6 @@
 #include "utils/snapmgr.h"
 
 #include "compat.h"
-#include "store/catalog.h"
 #include "store/internal.h"
 
 struct IdemUnsettledScan
@@ -41,17 +40,13 @@ struct IdemUnsettledScan
 
 /* The planner's rule (get_relation_info()).  The xmin of each snapshot of this transaction is
  * TransactionXmin or later. */
-static bool
-is_too_new(Relation index)
-{
-	return index->rd_index->indcheckxmin &&
-		!TransactionIdPrecedes(HeapTupleHeaderGetXmin(index->rd_indextuple->t_data),
-							   TransactionXmin);
-}
-
 static void
-raise_too_new(void)
+refuse_too_new(Relation index)
 {
+	if (!index->rd_index->indcheckxmin ||
+		TransactionIdPrecedes(HeapTupleHeaderGetXmin(index->rd_indextuple->t_data),
+							  TransactionXmin))
+		return;
 	ereport(ERROR,
 			(errcode(IsolationUsesXactSnapshot() ? ERRCODE_T_R_SERIALIZATION_FAILURE :
 					 ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -71,8 +66,7 @@ idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 	index_close(key_index, AccessShareLock);
 	scan->index = idem_store_open_index(scan->claims, IDEM_INDEX_OF_UNSETTLED,
 										AccessShareLock);
-	if (is_too_new(scan->index))
-		raise_too_new();
+	refuse_too_new(scan->index);
 	scan->slot = table_slot_create(scan->claims, NULL);
 	ScanKeyInit(&scan->key, 1, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(scope));
