@@ -22,8 +22,8 @@
 #include "clean/batch.h"
 #include "store/catalog.h"
 #include "store/duration.h"
-#include "store/expiry.h"
 #include "store/policy.h"
+#include "store/store.h"
 
 /* Limit of the time after the first removal, and of the time after the first row while nothing is
  * removed.  A longer batch would hold back VACUUM and DDL. */

@@ -29,7 +29,7 @@
 #include "protocol/find_row.h"
 #include "session/waiting_processes.h"
 #include "store/catalog.h"
-#include "store/unsettled.h"
+#include "store/store.h"
 
 /* Columns of all lists; the sixth differs */
 enum

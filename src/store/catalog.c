@@ -36,7 +36,6 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
@@ -62,23 +61,12 @@ static const char *const outcome_labels[IDEM_OUTCOME_COUNT] = {
 static IdemCatalog cached;
 static bool cached_valid = false;
 static uint64 invalidations = 0;
-static bool callback_registered = false;
 
-/*
- * May be called in any state of a transaction: must not read a catalog.
- *
- * While an index is missing, any relation can become it: the invalidation of a rename names
- * only the index that was renamed.
- */
-static void
-invalidate_cached(Datum arg, Oid relid)
+void
+idem_catalog_forget(Oid relid)
 {
 	if (relid == InvalidOid || !cached_valid || relid == cached.claims ||
-		!OidIsValid(cached.claims_by_expiry) ||
-		!OidIsValid(cached.claims_unsettled) ||
-		relid == cached.claims_by_expiry ||
-		relid == cached.claims_unsettled || relid == cached.scopes ||
-		relid == cached.tokens)
+		relid == cached.scopes || relid == cached.tokens)
 	{
 		cached_valid = false;
 		invalidations++;
@@ -256,12 +244,6 @@ load_catalog(IdemCatalog *catalog)
 	require_served_version(version);
 
 	catalog->claims = find_relation("TABLE", "idem_claims", schema, extension);
-	/* Only the cleanup needs the first one, and only lists of unsettled claims the second.
-	 * They raise an error where it is missing. */
-	catalog->claims_by_expiry = get_relname_relid("idem_claims_expires_at_idx",
-												  schema);
-	catalog->claims_unsettled = get_relname_relid("idem_claims_unsettled_idx",
-												  schema);
 	catalog->scopes = find_relation("TABLE", "idem_scopes", schema, extension);
 	catalog->tokens = find_relation("SEQUENCE", "idem_token_seq", schema,
 									extension);
@@ -289,19 +271,11 @@ const IdemCatalog *
 idem_catalog(void)
 {
 	Assert(IsTransactionState());
-	if (!callback_registered)
-	{
-		CacheRegisterRelcacheCallback(invalidate_cached, (Datum) 0);
-		callback_registered = true;
-	}
-
 	if (!cached_valid)
 	{
 		uint64		before = invalidations;
-		IdemCatalog fresh;
 
-		load_catalog(&fresh);
-		cached = fresh;
+		load_catalog(&cached);
 		/* If an invalidation came meanwhile: use the answer once, do not keep it. */
 		cached_valid = (before == invalidations);
 	}

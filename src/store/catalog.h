@@ -12,8 +12,6 @@
 typedef struct IdemCatalog
 {
 	Oid			claims;
-	Oid			claims_by_expiry;	/* indexes; InvalidOid if it was dropped */
-	Oid			claims_unsettled;
 	Oid			scopes;
 	Oid			tokens;			/* sequence */
 	Oid			state_type;
@@ -28,6 +26,9 @@ typedef struct IdemCatalog
  * lock the relation that you use, then ask again.
  */
 extern const IdemCatalog *idem_catalog(void);
+
+/* For an invalidation of this relation; InvalidOid: of any */
+extern void idem_catalog_forget(Oid relid);
 
 /* Whether the database has the extension, and the table of its claims, by name; InvalidOid: that
  * was renamed.  Raises nothing, also while the extension is being dropped. */

@@ -7,20 +7,15 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/xact.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_index.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "store/catalog.h"
-#include "store/expiry.h"
 #include "store/internal.h"
-#include "store/shape.h"
 
 struct IdemExpiryScan
 {
@@ -28,28 +23,7 @@ struct IdemExpiryScan
 	Relation	index;
 	Snapshot	snapshot;
 	IndexScanDesc scan;
-	text	   *scope;			/* a copy of the latest row's, if it was compressed */
 };
-
-static Relation
-open_expiry_index(Relation claims)
-{
-	Relation	index = idem_store_try_open_index(idem_catalog()->claims_by_expiry,
-												  claims, RowExclusiveLock);
-
-	/* It must have all rows, in the order of expires_at. */
-	if (index == NULL || !index->rd_index->indisvalid ||
-		index->rd_rel->relam != BTREE_AM_OID ||
-		index->rd_index->indkey.values[0] != Anum_claims_expires_at ||
-		(index->rd_indoption[0] & INDOPTION_DESC) != 0 ||
-		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("expired claims cannot be found: index \"idem_claims_expires_at_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_expires_at_idx ON %s (expires_at), after dropping what has its name, or REINDEX it.",
-						 idem_store_qualified_name(RelationGetRelid(claims)))));
-	return index;
-}
 
 IdemExpiryScan *
 idem_store_expiry_scan_begin(TimestampTz from)
@@ -60,7 +34,8 @@ idem_store_expiry_scan_begin(TimestampTz from)
 
 	idem_store_open("idem_cleanup()");
 	scan->store = idem_store_use_to_write(CMD_DELETE);
-	scan->index = open_expiry_index(scan->store->claims);
+	scan->index = idem_store_open_index(scan->store->claims,
+										IDEM_INDEX_BY_EXPIRY, RowExclusiveLock);
 	/* The active snapshot would still show rows that this statement has deleted. */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scan->scan = idem_index_beginscan(scan->store->claims, scan->index,
@@ -81,11 +56,6 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 	bool		isnull;
 
 	Assert(scan->store->in_use);
-	if (scan->scope != NULL)
-	{
-		pfree(scan->scope);
-		scan->scope = NULL;
-	}
 	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
 		return false;
 	/* Of the rows of an entry, an MVCC snapshot sees one at most. */
@@ -98,24 +68,14 @@ idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row)
 		return true;
 	}
 	slot_getsomeattrs(slot, Anum_claims_state);
-	row->expires_at =
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_expires_at - 1]);
+	row->expires_at = idem_store_time(slot, Anum_claims_expires_at);
 	row->state =
 		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
 	if (row->state == IDEM_STATE_IN_PROGRESS)
 	{
-		Datum		stored;
-		text	   *scope;
-
 		slot_getsomeattrs(slot, Anum_claims_scope);
-		row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
-			IDEM_NO_TIME :
-			DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
-		stored = slot->tts_values[Anum_claims_scope - 1];
-		scope = DatumGetTextPP(stored);
-		if ((Pointer) scope != DatumGetPointer(stored))
-			scan->scope = scope;
-		row->scope = scope;
+		row->lease_until = idem_store_time(slot, Anum_claims_lease_until);
+		row->scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
 	}
 	return true;
 }
@@ -140,7 +100,5 @@ idem_store_expiry_scan_end(IdemExpiryScan *scan)
 	index_close(scan->index, NoLock);
 	idem_store_done(scan->store);
 	CommandCounterIncrement();
-	if (scan->scope != NULL)
-		pfree(scan->scope);
 	pfree(scan);
 }

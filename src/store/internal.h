@@ -1,7 +1,7 @@
 /*
  * internal.h
- *	  The claims table, opened: what store/open.c, store/rows.c, expiry.c and unsettled.c
- *	  share.  No other file includes this.
+ *	  The claims table, opened, and the shape that it must have: what store/open.c, shape.c,
+ *	  store/rows.c, expiry.c and unsettled.c share.  No other file includes this.
  */
 #ifndef IDEM_STORE_INTERNAL_H
 #define IDEM_STORE_INTERNAL_H
@@ -11,6 +11,7 @@
 #include "nodes/execnodes.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
+#include "utils/timestamp.h"
 
 #include "store/store.h"
 
@@ -39,6 +40,14 @@ enum
  */
 #define Natts_marker Anum_claims_scope
 
+/* IDEM_NO_TIME where the column is NULL */
+static inline TimestampTz
+idem_store_time(const TupleTableSlot *slot, AttrNumber column)
+{
+	return slot->tts_isnull[column - 1] ? IDEM_NO_TIME :
+		DatumGetTimestampTz(slot->tts_values[column - 1]);
+}
+
 /* Columns of the primary key: request_id, user_id, scope */
 #define KEY_COLUMNS 3
 
@@ -52,7 +61,8 @@ typedef struct IdemStore
 	Relation	key_index;
 	Oid			claims_oid;		/* of a kept store, whose relations are closed */
 	Oid			key_index_oid;
-	List	   *index_oids;		/* all of the table's */
+	List	   *index_oids;		/* those that can have an entry of any row */
+	List	   *unsettled_oids; /* those of rows in progress: one, or none */
 	bool		has_user_index;
 	TupleTableSlot *slot;
 	TupleDesc	marker;			/* columns of a marker */
@@ -71,11 +81,8 @@ typedef struct IdemStore
 	/* For writing index entries; made by the first write, whose indexes the others use */
 	EState	   *estate;
 	ResultRelInfo *target;
-	int			nkept_indexes;	/* how many of the target's the transaction keeps open */
-	int			nindexes_max;	/* for how many the target has room */
-	int			nindexes_of_all;	/* how many of them can have an entry of any row */
-	Oid			unsettled_index;	/* only of rows in progress: the last of the target's, once
-									 * such a row was written; InvalidOid: there is none */
+	int			nkept_indexes;	/* how many of the target's the transaction keeps open: those of
+								 * any row, then, once a row in progress was written, the others */
 	List	   *arbiters;		/* the primary key */
 } IdemStore;
 
@@ -104,14 +111,6 @@ extern IdemStore *idem_store_use_to_write(CmdType command);
  */
 extern void idem_store_choose_indexes(IdemStore *store, IdemState state);
 
-/*
- * Opens an index of claims by the OID that the catalog has for its name.  NULL: claims has no
- * such index.  Then nothing is locked: the owner of the schema can have given the name to a
- * table of its own, and we would wait for as long as the owner keeps that table locked.
- */
-extern Relation idem_store_try_open_index(Oid index, Relation claims,
-										  LOCKMODE mode);
-
 /* For a reader, which needs no store: opens the table and its key's index with
  * AccessShareLock.  The caller closes both. */
 extern void idem_store_open_to_read(Relation *claims, Relation *key_index);
@@ -123,5 +122,34 @@ extern void idem_store_init_keys(ScanKey keys);
  * False: another transaction has locked or changed it.
  */
 extern bool idem_store_delete_row(IdemStore *store, const ItemPointerData *tid);
+
+/* ----- store/shape.c ----- */
+
+/*
+ * Each raises 0A000 with the command that helps: for columns and storage that are not as the
+ * install script made them; for what a direct insert would pass by; for another primary key
+ * (NULL: the table has none).
+ */
+extern void idem_store_check_layout(Relation claims);
+extern void idem_store_check_direct_writes(Relation claims);
+extern void idem_store_check_key(Relation claims, Relation index);
+
+typedef enum IdemIndexKind
+{
+	IDEM_INDEX_OF_USER,			/* also the primary key */
+	IDEM_INDEX_BY_EXPIRY,		/* of expires_at */
+	IDEM_INDEX_OF_UNSETTLED		/* of all rows that are in progress and no others */
+} IdemIndexKind;
+
+extern IdemIndexKind idem_store_kind_of_index(Oid index);
+
+/* For an invalidation of this relation; InvalidOid: of any */
+extern void idem_store_forget_index(Oid relid);
+
+/* Opens the index of that kind.  Raises 55000 if there is none that can be used. */
+extern Relation idem_store_open_index(Relation claims, IdemIndexKind kind,
+									  LOCKMODE mode);
+
+extern char *idem_store_qualified_name(Oid relid);
 
 #endif							/* IDEM_STORE_INTERNAL_H */

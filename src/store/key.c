@@ -22,24 +22,9 @@
 #include "store/key.h"
 
 #define NUMBER_DIGITS_MAX	1000
-#define UUID_TEXT_BYTES		36
-#define UUID_TIME_DIGITS	12	/* 48 bits of milliseconds since 1970 */
+#define UUID_TIME_CHARS		13	/* 48 bits of milliseconds since 1970, and a hyphen */
 
 PG_FUNCTION_INFO_V1(idem_fingerprint);
-
-static text *
-id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
-{
-	text	   *id = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
-
-	if (id == NULL || VARSIZE_ANY_EXHDR(id) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_INVALID),
-				 errmsg("%s must not be %s", name, id ? "empty" : "null"),
-				 errdetail("A request is named by a user and a request id."),
-				 errhint("Fix the client: it must send the same two ids each time it sends the request.")));
-	return id;
-}
 
 void
 idem_key_check_length(const text *part, const char *name)
@@ -52,6 +37,21 @@ idem_key_check_length(const text *part, const char *name)
 						   (size_t) VARSIZE_ANY_EXHDR(part),
 						   IDEM_KEY_PART_BYTES_MAX),
 				 errhint("Fix the client: send a shorter %s, or a hash of this one.", name)));
+}
+
+static text *
+id_from_arg(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	text	   *id = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+
+	if (id == NULL || VARSIZE_ANY_EXHDR(id) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("%s must not be %s", name, id ? "empty" : "null"),
+				 errdetail("A request is named by a user and a request id."),
+				 errhint("Fix the client: it must send the same two ids each time it sends the request.")));
+	idem_key_check_length(id, name);
+	return id;
 }
 
 text *
@@ -76,9 +76,6 @@ idem_key_from_args(FunctionCallInfo fcinfo, int user_arg, int request_arg,
 	key->user_id = id_from_arg(fcinfo, user_arg, "user_id");
 	key->request_id = id_from_arg(fcinfo, request_arg, "request_id");
 	key->scope = idem_scope_from_arg(fcinfo, scope_arg);
-
-	idem_key_check_length(key->user_id, "user_id");
-	idem_key_check_length(key->request_id, "request_id");
 }
 
 bytea *
@@ -108,12 +105,6 @@ idem_key_to_string(const IdemKey *key)
 					text_to_cstring(key->scope),
 					text_to_cstring(key->user_id),
 					text_to_cstring(key->request_id));
-}
-
-int
-idem_errdetail_key(const IdemKey *key)
-{
-	return idem_errdetail_key_and(key, NULL);
 }
 
 int
@@ -159,23 +150,22 @@ hex_digit(char c)
 bool
 idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 {
+	static const char form[] = "xxxxxxxx-xxxx-7xxx-xxxx-xxxxxxxxxxxx";
 	const char *id = VARDATA_ANY(key->request_id);
 	int64		unix_ms = 0;
-	int			ndigits = 0;
-	bool		valid = VARSIZE_ANY_EXHDR(key->request_id) == UUID_TEXT_BYTES;
 
-	for (int i = 0; valid && i < UUID_TEXT_BYTES; i++)
+	if (VARSIZE_ANY_EXHDR(key->request_id) != strlen(form))
+		return false;
+	for (int i = 0; i < strlen(form); i++)
 	{
-		if (i == 8 || i == 13 || i == 18 || i == 23)
-			valid = id[i] == '-';
-		else
-		{
-			valid = hex_digit(id[i]) >= 0;
-			if (ndigits++ < UUID_TIME_DIGITS)
-				unix_ms = unix_ms * 16 + hex_digit(id[i]);
-		}
+		int			digit = hex_digit(id[i]);
+
+		if (form[i] == 'x' ? digit < 0 : id[i] != form[i])
+			return false;
+		if (i < UUID_TIME_CHARS && digit >= 0)
+			unix_ms = unix_ms * 16 + digit;
 	}
-	if (!valid || id[14] != '7' || (hex_digit(id[19]) & 0xC) != 0x8)
+	if ((hex_digit(id[19]) & 0xC) != 0x8)
 		return false;
 
 	*key_time = (TimestampTz) (unix_ms * 1000 -
@@ -184,54 +174,24 @@ idem_key_parse_time(const IdemKey *key, TimestampTz *key_time)
 	return true;
 }
 
-/* 10 to that power */
-static Datum
-power_of_ten(int exponent)
-{
-	char		text[16];
-
-	snprintf(text, sizeof(text), "1e%d", exponent);
-	return DirectFunctionCall3(numeric_in, CStringGetDatum(text),
-							   ObjectIdGetDatum(InvalidOid),
-							   Int32GetDatum(-1));
-}
-
 /*
- * The canonical text writes numbers out, so the 8 bytes of 1e131071 would become 131072.
- * Counts the digits before and after the point, without building them.
+ * numeric_normalize() writes numbers out: the 8 bytes of 1e131071 become 131072.  The zero before
+ * the point of 0.5 does not count.
  */
-static void
-check_digits(Numeric number)
-{
-	Datum		size = DirectFunctionCall1(numeric_abs, NumericGetDatum(number));
-	int32		scale = DatumGetInt32(DirectFunctionCall1(numeric_min_scale, size));
-	Datum		limit;
-
-	if (scale <= NUMBER_DIGITS_MAX)
-	{
-		limit = power_of_ten(NUMBER_DIGITS_MAX - scale);
-		if (DatumGetBool(DirectFunctionCall2(numeric_lt, size, limit)))
-		{
-			pfree(DatumGetPointer(limit));
-			pfree(DatumGetPointer(size));
-			return;
-		}
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_INVALID),
-			 errmsg("a number of the JSON document is too long"),
-			 errdetail("Written out, it has more than %d digits.",
-					   NUMBER_DIGITS_MAX),
-			 errhint("Fix the client: send it as a string.")));
-}
-
 static void
 append_number(StringInfo out, Numeric number)
 {
-	char	   *text;
+	char	   *text = numeric_normalize(number);
+	const char *digits = text + strspn(text, "-0");
+	size_t		points = strchr(digits, '.') != NULL ? 1 : 0;
 
-	check_digits(number);
-	text = numeric_normalize(number);
+	if (strlen(digits) - points > NUMBER_DIGITS_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_INVALID),
+				 errmsg("a number of the JSON document is too long"),
+				 errdetail("Written out, it has more than %d digits.",
+						   NUMBER_DIGITS_MAX),
+				 errhint("Fix the client: send it as a string.")));
 	appendStringInfoString(out, text);
 	pfree(text);
 }
@@ -288,11 +248,11 @@ append_canonical(StringInfo out, Jsonb *jb)
 		switch (token)
 		{
 			case WJB_BEGIN_ARRAY:
-				if (!value.val.array.rawScalar)
+				if (!JB_ROOT_IS_SCALAR(jb))
 					appendStringInfoChar(out, '[');
 				break;
 			case WJB_END_ARRAY:
-				if (!value.val.array.rawScalar)
+				if (!JB_ROOT_IS_SCALAR(jb))
 					appendStringInfoChar(out, ']');
 				break;
 			case WJB_BEGIN_OBJECT:
@@ -302,12 +262,11 @@ append_canonical(StringInfo out, Jsonb *jb)
 				appendStringInfoChar(out, '}');
 				break;
 			case WJB_KEY:
-				append_scalar(out, &value);
-				appendStringInfoChar(out, ':');
-				break;
 			case WJB_VALUE:
 			case WJB_ELEM:
 				append_scalar(out, &value);
+				if (token == WJB_KEY)
+					appendStringInfoChar(out, ':');
 				break;
 			default:
 				elog(ERROR, "unexpected jsonb token %d", (int) token);

@@ -37,11 +37,10 @@ extern void idem_key_check_length(const text *part, const char *name);
 
 extern uint32 idem_key_hash(const IdemKey *key);
 
-/* errdetail() with the names of the key */
-extern int	idem_errdetail_key(const IdemKey *key);
-
-/* The same, followed by another sentence; NULL: by none */
+/* errdetail() with the names of the key, followed by another sentence; NULL: by none */
 extern int	idem_errdetail_key_and(const IdemKey *key, const char *sentence);
+
+#define idem_errdetail_key(key) idem_errdetail_key_and(key, NULL)
 
 /* The same names as text, palloc'd */
 extern char *idem_key_to_string(const IdemKey *key);

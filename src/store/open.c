@@ -53,19 +53,16 @@
  */
 #include "postgres.h"
 
-#include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "tcop/cmdtag.h"
 #include "tcop/utility.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
@@ -75,17 +72,10 @@
 #include "store/catalog.h"
 #include "store/internal.h"
 #include "store/relation_lock.h"
-#include "store/shape.h"
 
 static IdemStore *the_store = NULL;
 static bool is_open = false;
 static bool is_stale = false;
-
-#ifdef RELCACHE_FORCE_RELEASE
-static const bool relcache_forgets = true;
-#else
-static const bool relcache_forgets = false;
-#endif
 
 /* Number of running commands, one inside the other, that fire event triggers */
 static int	ddl_depth = 0;
@@ -110,17 +100,10 @@ lock_relation(Oid relid, bool dont_wait)
 
 	if (list_member_oid(locked_relations, relid))
 		return true;
-	if (!idem_relation_lock_try(relid, RowExclusiveLock))
+	if (!idem_relation_lock(relid, RowExclusiveLock, dont_wait))
 	{
-		if (dont_wait)
-		{
-			refused_relation = relid;
-			return false;
-		}
-		/* Wait for it under the caller's owner, which cleans up after an error. */
-		LockRelationOid(relid, RowExclusiveLock);
-		(void) idem_relation_lock_try(relid, RowExclusiveLock);
-		UnlockRelationOid(relid, RowExclusiveLock);
+		refused_relation = relid;
+		return false;
 	}
 	caller = MemoryContextSwitchTo(TopTransactionContext);
 	locked_relations = lappend_oid(locked_relations, relid);
@@ -196,34 +179,26 @@ idem_store_init_keys(ScanKey keys)
 		ScanKeyInit(&keys[i], i + 1, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
 }
 
-Relation
-idem_store_try_open_index(Oid index, Relation claims, LOCKMODE mode)
-{
-	if (!OidIsValid(index) ||
-		IndexGetRelation(index, true) != RelationGetRelid(claims))
-		return NULL;
-	return try_relation_open(index, mode);
-}
-
-/* Sets which indexes the table has, and which of them are not of the extension.  The current
- * memory context is the store's. */
+/* The current memory context is the store's. */
 static void
 look_at_indexes(IdemStore *store)
 {
-	List	   *indexes = RelationGetIndexList(store->claims);
-	Oid			unsettled = idem_catalog()->claims_unsettled;
 	ListCell   *cell;
 
-	foreach(cell, indexes)
+	foreach(cell, RelationGetIndexList(store->claims))
 	{
-		if (lfirst_oid(cell) == unsettled &&
-			idem_store_is_of_unsettled(unsettled, store->claims))
-			store->unsettled_index = unsettled;
-		else if (lfirst_oid(cell) != RelationGetRelid(store->key_index) &&
-				 !idem_store_is_by_expiry(lfirst_oid(cell)))
+		Oid			index = lfirst_oid(cell);
+		IdemIndexKind kind = idem_store_kind_of_index(index);
+
+		if (kind == IDEM_INDEX_OF_UNSETTLED)
+		{
+			store->unsettled_oids = lappend_oid(store->unsettled_oids, index);
+			continue;
+		}
+		store->index_oids = lappend_oid(store->index_oids, index);
+		if (kind == IDEM_INDEX_OF_USER && index != store->key_index_oid)
 			store->has_user_index = true;
 	}
-	store->index_oids = indexes;
 }
 
 static void
@@ -237,7 +212,6 @@ check_writable(const char *command)
 				 errhint("This server is a standby: send the request to the primary.") :
 				 errhint("Use a read-write transaction, the one that does the work.")));
 	PreventCommandIfParallelMode(command);
-	PreventCommandDuringRecovery(command);
 }
 
 /* Keeps a relation open, which the caller has opened and closes, until release_store(). */
@@ -357,17 +331,17 @@ release_store(void)
  * The end of a transaction closes the relations, and keeps the rest for the next transaction of
  * this session.  Not kept are expressions and predicates of a user's index, and the room for a
  * batch.
- *
- * A server built with RELCACHE_FORCE_RELEASE frees a relation that is closed, without an
- * invalidation, so nothing is kept there.
  */
 static void
 keep_store(void)
 {
 	ResourceOwner owner = CurrentResourceOwner;
 
-	if (is_stale || the_store->has_user_index || the_store->nnew_rows > 1 ||
-		relcache_forgets)
+#ifdef RELCACHE_FORCE_RELEASE
+	/* Such a server frees a relation that is closed, without an invalidation. */
+	is_stale = true;
+#endif
+	if (is_stale || the_store->has_user_index || the_store->nnew_rows > 1)
 	{
 		release_store();
 		return;
@@ -379,16 +353,8 @@ keep_store(void)
 	MemoryContextSetParent(the_store->context, TopMemoryContext);
 }
 
-/* The scan has no reference to give back: close_relations() has given back all of them. */
-static void
-forget_kept_store(void)
-{
-	MemoryContextDelete(the_store->context);
-	the_store = NULL;
-}
-
 /*
- * Opens the kept store; false: there is none that can be used.  Taking the locks first processes
+ * Opens the kept store; false: it can no longer be used.  Taking the locks first processes
  * the invalidations of all changes that were committed before.  So is_stale tells whether the
  * kept store still fits the relations.
  */
@@ -396,21 +362,15 @@ static bool
 open_kept_store(void)
 {
 	IdemStore  *store = the_store;
-	Oid			oid;
+	Oid			oid = idem_catalog()->claims;
 	Relation	claims;
 	Relation	key_index;
 
-	if (store == NULL)
-		return false;
-	oid = idem_catalog()->claims;
 	(void) lock_relation(oid, false);
 	if (!is_stale && oid == store->claims_oid)
 		(void) lock_relation(store->key_index_oid, false);
 	if (is_stale || oid != store->claims_oid)
-	{
-		forget_kept_store();
 		return false;
-	}
 	claims = table_open(oid, NoLock);
 	key_index = index_open(store->key_index_oid, NoLock);
 	/* The extension Citus can have distributed the table without an invalidation. */
@@ -420,8 +380,6 @@ open_kept_store(void)
 		ItemPointerSetInvalid(&store->latest);
 		use_for_transaction(store);
 	}
-	else
-		forget_kept_store();
 	index_close(key_index, NoLock);
 	table_close(claims, NoLock);
 	return is_open;
@@ -439,7 +397,13 @@ idem_store_use(void)
 				 errhint("Do not call functions of idem from an index on idem_claims.")));
 	if (is_open && is_stale)
 		release_store();
-	if (!is_open && !open_kept_store())
+	if (the_store != NULL && !is_open && !open_kept_store())
+	{
+		/* The scan has no reference to give back: close_relations() has given back all. */
+		MemoryContextDelete(the_store->context);
+		the_store = NULL;
+	}
+	if (the_store == NULL)
 	{
 		/* Cleared before the catalogs are read: an invalidation after that counts. */
 		is_stale = false;
@@ -489,44 +453,13 @@ idem_store_step_back(void)
 	locked_relations = NIL;
 }
 
-/* Locks all of them before any is opened: the wait for a lock can end in an error. */
-static bool
-lock_indexes(const List *indexes, bool dont_wait)
-{
-	ListCell   *cell;
-
-	foreach(cell, indexes)
-		if (!lock_relation(lfirst_oid(cell), dont_wait))
-			return false;
-	return true;
-}
-
-/* Opens the nth index of the target under the caller's owner, as in open_store(): an
- * expression of a user's index can raise an error here. */
 static void
-open_index(ResultRelInfo *target, int n, Oid oid)
+make_target(IdemStore *store)
 {
-	Relation	index = index_open(oid, NoLock);
-
-	/* A kept store has what was made of this index before. */
-	if (is_stale || index != target->ri_IndexRelationDescs[n])
-		target->ri_IndexRelationInfo[n] = BuildIndexInfo(index);
-	target->ri_IndexRelationDescs[n] = index;
-}
-
-static void
-keep_index(IdemStore *store, int n)
-{
-	Assert(n == store->nkept_indexes);
-	keep_open(store->target->ri_IndexRelationDescs[n]);
-	store->nkept_indexes++;
-	index_close(store->target->ri_IndexRelationDescs[n], NoLock);
-}
-
-static void
-make_target(IdemStore *store, int nindexes)
-{
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
 	ResultRelInfo *target = makeNode(ResultRelInfo);
+	int			nindexes = list_length(store->index_oids) +
+		list_length(store->unsettled_oids);
 
 	store->estate = CreateExecutorState();
 	store->arbiters = list_make1_oid(RelationGetRelid(store->key_index));
@@ -535,65 +468,68 @@ make_target(IdemStore *store, int nindexes)
 	target->ri_IndexRelationDescs = palloc0(nindexes * sizeof(Relation));
 	target->ri_IndexRelationInfo = palloc0(nindexes * sizeof(IndexInfo *));
 	store->target = target;
-	store->nindexes_max = nindexes;
-}
-
-/* The indexes that can have an entry of any row.  Like ExecOpenIndices(), which would open the
- * index of unsettled rows, too. */
-static bool
-open_indexes(IdemStore *store, bool dont_wait)
-{
-	MemoryContext caller = MemoryContextSwitchTo(store->context);
-	List	   *indexes = list_delete_oid(RelationGetIndexList(store->claims),
-										  store->unsettled_index);
-	int			most = list_length(indexes) + 1;	/* with the index of unsettled rows */
-
-	Assert(store->nkept_indexes == 0);
-	if (!lock_indexes(indexes, dont_wait))
-	{
-		list_free(indexes);
-		MemoryContextSwitchTo(caller);
-		return false;
-	}
-	store->opened_in = GetCurrentSubTransactionId();
-	if (store->target == NULL || store->nindexes_max != most)
-		make_target(store, most);
-	for (int i = 0; i < list_length(indexes); i++)
-		open_index(store->target, i, list_nth_oid(indexes, i));
-	store->nindexes_of_all = list_length(indexes);
-	for (int i = 0; i < store->nindexes_of_all; i++)
-		keep_index(store, i);
-	list_free(indexes);
 	MemoryContextSwitchTo(caller);
-	return true;
 }
 
+/*
+ * Opens these indexes after those that the target keeps open already, like ExecOpenIndices(), which
+ * would open all of the table's.  Locks all of them before any is opened: the wait for a lock can
+ * end in an error.
+ */
 static bool
-open_unsettled_index(IdemStore *store, bool dont_wait)
+open_indexes(IdemStore *store, const List *indexes, bool dont_wait)
 {
-	int			n = store->nindexes_of_all;
+	ResultRelInfo *target = store->target;
 	MemoryContext caller;
+	ListCell   *cell;
 
-	if (!OidIsValid(store->unsettled_index) || store->nkept_indexes > n)
-		return true;
-	if (!lock_relation(store->unsettled_index, dont_wait))
-		return false;
+	foreach(cell, indexes)
+		if (!lock_relation(lfirst_oid(cell), dont_wait))
+			return false;
 	caller = MemoryContextSwitchTo(store->context);
 	store->opened_in = GetCurrentSubTransactionId();
-	open_index(store->target, n, store->unsettled_index);
-	keep_index(store, n);
+	foreach(cell, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(cell), NoLock);
+		int			n = store->nkept_indexes;
+
+		/* A kept store has what was made of this index before. */
+		if (is_stale || index != target->ri_IndexRelationDescs[n])
+			target->ri_IndexRelationInfo[n] = BuildIndexInfo(index);
+		target->ri_IndexRelationDescs[n] = index;
+		keep_open(index);
+		store->nkept_indexes++;
+		index_close(index, NoLock);
+	}
 	MemoryContextSwitchTo(caller);
 	return true;
+}
+
+static bool
+open_indexes_of_all(IdemStore *store, bool dont_wait)
+{
+	if (store->nkept_indexes > 0)
+		return true;
+	if (store->target == NULL)
+		make_target(store);
+	return open_indexes(store, store->index_oids, dont_wait);
+}
+
+static bool
+open_unsettled_indexes(IdemStore *store, bool dont_wait)
+{
+	return store->nkept_indexes > list_length(store->index_oids) ||
+		open_indexes(store, store->unsettled_oids, dont_wait);
 }
 
 void
 idem_store_choose_indexes(IdemStore *store, IdemState state)
 {
 	Assert(store->target != NULL && store->in_use);
-	store->target->ri_NumIndices = store->nindexes_of_all;
+	store->target->ri_NumIndices = list_length(store->index_oids);
 	if (state == IDEM_STATE_IN_PROGRESS)
 	{
-		(void) open_unsettled_index(store, false);
+		(void) open_unsettled_indexes(store, false);
 		store->target->ri_NumIndices = store->nkept_indexes;
 	}
 }
@@ -604,8 +540,8 @@ idem_store_prepare_write(bool is_lease)
 	IdemStore  *store = idem_store_use();
 	bool		is_ready;
 
-	is_ready = (store->nkept_indexes > 0 || open_indexes(store, true)) &&
-		(!is_lease || (open_unsettled_index(store, true) &&
+	is_ready = open_indexes_of_all(store, true) &&
+		(!is_lease || (open_unsettled_indexes(store, true) &&
 					   lock_relation(idem_catalog()->tokens, true)));
 	idem_store_done(store);
 	return is_ready;
@@ -626,9 +562,8 @@ idem_store_use_to_write(CmdType command)
 
 	CheckCmdReplicaIdentity(store->claims, command);
 	has_written = true;
-	if ((command == CMD_INSERT || command == CMD_UPDATE) &&
-		store->nkept_indexes == 0)
-		(void) open_indexes(store, false);
+	if (command == CMD_INSERT || command == CMD_UPDATE)
+		(void) open_indexes_of_all(store, false);
 	return store;
 }
 
@@ -639,10 +574,12 @@ idem_store_use_to_write(CmdType command)
 static void
 invalidate_store(Datum arg, Oid relid)
 {
-	idem_store_forget_shape(relid);
+	idem_catalog_forget(relid);
+	idem_store_forget_index(relid);
 	if (the_store == NULL || relid == InvalidOid ||
 		relid == the_store->claims_oid ||
-		list_member_oid(the_store->index_oids, relid))
+		list_member_oid(the_store->index_oids, relid) ||
+		list_member_oid(the_store->unsettled_oids, relid))
 		is_stale = true;
 }
 

@@ -9,10 +9,7 @@
  * A scope without a row is cached as well: an INSERT also sends the invalidation.  Settings
  * are not copied into the cache, but read when they are needed.
  *
- * guarded_since is right because of a lock.  A claim takes RowShareLock on idem_scopes,
- * checks that its policy is still the current one, reads the clock, writes its row and
- * unlocks.  The trigger that sets guarded_since takes ExclusiveLock before it reads the
- * clock, and holds it until the change commits (scopes.c).  Two kinds of calls need no lock:
+ * Claims are ordered with changes of a promise by a lock (scopes.c).  Two kinds of calls need none:
  * a call that finds its key claimed writes no promise, and a call that settles, extends or
  * fences a lease writes one only to an existing row, which guards its key by itself.
  */
@@ -22,7 +19,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "executor/executor.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -72,23 +68,8 @@ invalidate_scopes(Datum arg, Oid relid)
 }
 
 static void
-empty_cache(void)
-{
-	HASH_SEQ_STATUS seq;
-	CachedScope *entry;
-
-	latest_scope = NULL;
-	hash_seq_init(&seq, cached_scopes);
-	while ((entry = hash_seq_search(&seq)) != NULL)
-		(void) hash_search(cached_scopes, entry->name, HASH_REMOVE, NULL);
-}
-
-/* Register the callback once, also if hash_create() fails: the server has room for few callbacks,
- * and none can be unregistered. */
-static void
 reset_cache(Oid relid)
 {
-	static bool callback_registered = false;
 	HASHCTL		ctl = {
 		.keysize = sizeof(((CachedScope *) NULL)->name),
 		.entrysize = sizeof(CachedScope),
@@ -96,14 +77,11 @@ reset_cache(Oid relid)
 	};
 
 	cached_relid = InvalidOid;
-	if (!callback_registered)
-		CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
-	callback_registered = true;
-	if (cached_scopes != NULL)
-		empty_cache();
-	else
-		cached_scopes = hash_create("idem scopes", 16, &ctl,
-									HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	latest_scope = NULL;
+	hash_destroy(cached_scopes);
+	cached_scopes = NULL;
+	cached_scopes = hash_create("idem scopes", 16, &ctl,
+								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	cached_relid = relid;
 }
 
@@ -112,15 +90,8 @@ column_is(TupleTableSlot *slot, AttrNumber column, const char *value)
 {
 	bool		isnull;
 	Datum		datum = slot_getattr(slot, column, &isnull);
-	char	   *stored;
-	bool		is_equal;
 
-	if (isnull)
-		return false;
-	stored = TextDatumGetCString(datum);
-	is_equal = strcmp(stored, value) == 0;
-	pfree(stored);
-	return is_equal;
+	return !isnull && strcmp(TextDatumGetCString(datum), value) == 0;
 }
 
 static int64
@@ -156,16 +127,22 @@ read_policy(TupleTableSlot *slot, IdemPolicy *policy)
 
 /* Reads the latest committed row, and one of this transaction. */
 static void
-load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
+load_policy(const text *scope, IdemPolicy *policy)
 {
-	Oid			index_oid = idem_primary_key_index(scopes);
-	Relation	index = index_open(index_oid, AccessShareLock);
+	Relation	scopes = idem_scopes_open();
+	Relation	index;
 	TupleTableSlot *slot = table_slot_create(scopes, NULL);
-	/* For a table that is no catalog it is new each time; parallel mode allows it. */
-	Snapshot	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
-	IndexScanDesc scan = idem_index_beginscan(scopes, index, snapshot, 1);
+	Snapshot	snapshot;
+	IndexScanDesc scan;
 	ScanKeyData key;
 
+	/* From here on an invalidation counts, so this comes before the snapshot. */
+	if (cached_relid != RelationGetRelid(scopes))
+		reset_cache(RelationGetRelid(scopes));
+	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
+	/* For a table that is no catalog it is new each time; parallel mode allows it. */
+	snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(scopes)));
+	scan = idem_index_beginscan(scopes, index, snapshot, 1);
 	ScanKeyInit(&key, Anum_scopes_scope, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(scope));
 	index_rescan(scan, &key, 1, NULL, 0);
@@ -175,16 +152,6 @@ load_policy(Relation scopes, const text *scope, IdemPolicy *policy)
 	UnregisterSnapshot(snapshot);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
-}
-
-static void
-load_scope(const text *scope, IdemPolicy *policy)
-{
-	Relation	scopes = idem_scopes_open();
-
-	if (cached_relid != RelationGetRelid(scopes))
-		reset_cache(RelationGetRelid(scopes));
-	load_policy(scopes, scope, policy);
 	table_close(scopes, AccessShareLock);
 }
 
@@ -203,33 +170,22 @@ with_settings(IdemPolicy policy)
 	return policy;
 }
 
-/*
- * The lock belongs to the transaction, because a caller that waits does so in a subtransaction
- * that is rolled back after the wait.  Such a caller takes the lock twice:
- *
- *	1. LockRelationOid(), for the subtransaction.  It waits, and can raise an error, also after
- *	   the lock was granted.  The rollback of the subtransaction then releases the lock;
- *	2. idem_relation_lock_try(), for the transaction.  It cannot fail, since 1 has the lock.
- */
+/* The lock belongs to the transaction, because a caller that waits does so in a subtransaction
+ * that is rolled back after the wait. */
 static bool
-lock_scopes(bool wait, SubTransactionId subtransaction)
+lock_scopes(bool dont_wait, SubTransactionId subtransaction)
 {
 	Oid			scopes = idem_catalog()->scopes;
 
 	if (locked_scopes == scopes)
 		return true;
 	idem_policy_unlock();
-	if (wait)
-		LockRelationOid(scopes, RowShareLock);
-	if (!idem_relation_lock_try(scopes, RowShareLock))
+	if (!idem_relation_lock(scopes, RowShareLock, dont_wait))
 		return false;
 	locked_scopes = scopes;
 	locked_in = subtransaction;
 	locks_taken++;
-	if (wait)
-		UnlockRelationOid(scopes, RowShareLock);
-	else
-		AcceptInvalidationMessages();
+	AcceptInvalidationMessages();
 	return true;
 }
 
@@ -245,7 +201,7 @@ idem_policy_unlock(void)
 void
 idem_policy_wait_lock(SubTransactionId subtransaction)
 {
-	(void) lock_scopes(true, subtransaction);
+	(void) lock_scopes(false, subtransaction);
 }
 
 /*
@@ -258,7 +214,7 @@ IdemPromise
 idem_policy_promise(const IdemPolicy *policy, TimestampTz key_time,
 					TimestampTz *remembered_until)
 {
-	if (!lock_scopes(false, GetCurrentSubTransactionId()))
+	if (!lock_scopes(true, GetCurrentSubTransactionId()))
 		return IDEM_PROMISE_REFUSED;
 	if (policy->generation != invalidations && policy->lock != locks_taken)
 		return IDEM_PROMISE_OUTDATED;
@@ -289,21 +245,16 @@ idem_policy_init(void)
 {
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
+	CacheRegisterRelcacheCallback(invalidate_scopes, (Datum) 0);
 }
 
 static CachedScope *
-find_cached(const text *scope)
+find_cached(const char *name)
 {
-	char		name[IDEM_KEY_PART_BYTES_MAX + 1];
-	size_t		length = VARSIZE_ANY_EXHDR(scope);
-
 	if (!OidIsValid(cached_relid))
 		return NULL;
-	if (latest_scope != NULL &&
-		strncmp(latest_scope->name, VARDATA_ANY(scope), length) == 0 &&
-		latest_scope->name[length] == '\0')
+	if (latest_scope != NULL && strcmp(latest_scope->name, name) == 0)
 		return latest_scope;
-	text_to_cstring_buffer(scope, name, sizeof(name));
 	return hash_search(cached_scopes, name, HASH_FIND, NULL);
 }
 
@@ -326,19 +277,19 @@ idem_policy(const text *scope)
 	/* No row has so long a name.  In the cache it would be truncated, and mistaken for another one. */
 	if (VARSIZE_ANY_EXHDR(scope) > IDEM_KEY_PART_BYTES_MAX)
 		return with_settings(policy);
-	entry = find_cached(scope);
+	text_to_cstring_buffer(scope, name, sizeof(name));
+	entry = find_cached(name);
 	if (entry != NULL)
 		return with_settings(entry->policy);
 
 	if (cached_scopes != NULL &&
 		hash_get_num_entries(cached_scopes) >= CACHED_SCOPES_MAX)
 		cached_relid = InvalidOid;
-	load_scope(scope, &policy);
+	load_policy(scope, &policy);
 
 	/* If an invalidation came meanwhile: use the policy once, do not keep it. */
 	if (policy.generation == invalidations && OidIsValid(cached_relid))
 	{
-		text_to_cstring_buffer(scope, name, sizeof(name));
 		entry = hash_search(cached_scopes, name, HASH_ENTER, NULL);
 		entry->policy = policy;
 		latest_scope = entry;

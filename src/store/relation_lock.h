@@ -14,12 +14,6 @@
 #include "storage/lock.h"
 #include "utils/resowner.h"
 
-/*
- * Takes the lock without waiting; false: another transaction has a lock that conflicts.
- * Unlike LockRelationOid() it processes no invalidations, so it cannot fail once the lock is
- * taken: the caller first notes the lock, and then calls AcceptInvalidationMessages().  The
- * abort of a subtransaction does not release the lock.
- */
 static inline bool
 idem_relation_lock_try(Oid relid, LOCKMODE mode)
 {
@@ -33,6 +27,27 @@ idem_relation_lock_try(Oid relid, LOCKMODE mode)
 	result = LockAcquire(&tag, mode, false, true);
 	CurrentResourceOwner = owner;
 	return result != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/*
+ * Takes the lock.  False: with dont_wait, if another transaction has a lock that conflicts.  The
+ * abort of a subtransaction does not release it.  It cannot fail once the lock is taken: the caller
+ * first notes the lock, and then calls AcceptInvalidationMessages().
+ *
+ * The wait can end in an error, also after the lock was granted.  So the lock that waits belongs to
+ * the caller's owner, which then releases it.
+ */
+static inline bool
+idem_relation_lock(Oid relid, LOCKMODE mode, bool dont_wait)
+{
+	if (idem_relation_lock_try(relid, mode))
+		return true;
+	if (dont_wait)
+		return false;
+	LockRelationOid(relid, mode);
+	(void) idem_relation_lock_try(relid, mode);
+	UnlockRelationOid(relid, mode);
+	return true;
 }
 
 static inline void

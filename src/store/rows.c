@@ -60,7 +60,6 @@
 #include "compat.h"
 #include "store/catalog.h"
 #include "store/internal.h"
-#include "store/shape.h"
 
 /* After 100 new keys in a row, insert the next one without a probe.  A batch of n keys needs
  * 100 n. */
@@ -95,22 +94,14 @@ idem_stored_jsonb(const IdemStored *stored)
 		DatumGetJsonbPCopy(PointerGetDatum(stored));
 }
 
-static TimestampTz
-time_or_none(TupleTableSlot *slot, AttrNumber column)
-{
-	if (slot->tts_isnull[column - 1])
-		return IDEM_NO_TIME;
-	return DatumGetTimestampTz(slot->tts_values[column - 1]);
-}
-
 static void
 read_row(TupleTableSlot *slot, IdemRow *row)
 {
 	slot_getallattrs(slot);
 	row->state =
 		idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1]));
-	row->expires_at = time_or_none(slot, Anum_claims_expires_at);
-	row->lease_until = time_or_none(slot, Anum_claims_lease_until);
+	row->expires_at = idem_store_time(slot, Anum_claims_expires_at);
+	row->lease_until = idem_store_time(slot, Anum_claims_lease_until);
 	row->token = slot->tts_isnull[Anum_claims_token - 1] ? 0 :
 		DatumGetInt64(slot->tts_values[Anum_claims_token - 1]);
 	row->healed = row->state == IDEM_STATE_COMPLETED && row->token != 0 &&
@@ -120,14 +111,22 @@ read_row(TupleTableSlot *slot, IdemRow *row)
 	row->progress = copy_stored(slot, Anum_claims_progress);
 }
 
-/* Another transaction updates or deletes the row: whether it deletes it */
-static bool
-is_deleted_in_flight(TupleTableSlot *slot)
+static HeapTuple
+tuple_of(TupleTableSlot *slot)
 {
 	bool		should_free;
 	HeapTuple	tuple = ExecFetchSlotHeapTuple(slot, false, &should_free);
 
 	Assert(!should_free);
+	return tuple;
+}
+
+/* Another transaction updates or deletes the row: whether it deletes it */
+static bool
+is_deleted_in_flight(TupleTableSlot *slot)
+{
+	HeapTuple	tuple = tuple_of(slot);
+
 	return ItemPointerEquals(&tuple->t_self, &tuple->t_data->t_ctid);
 }
 
@@ -136,11 +135,7 @@ is_deleted_in_flight(TupleTableSlot *slot)
 static TransactionId
 writer_of(TupleTableSlot *slot)
 {
-	bool		should_free;
-	HeapTuple	tuple = ExecFetchSlotHeapTuple(slot, false, &should_free);
-
-	Assert(!should_free);
-	return HeapTupleHeaderGetXmin(tuple->t_data);
+	return HeapTupleHeaderGetXmin(tuple_of(slot)->t_data);
 }
 
 static bool
@@ -169,7 +164,7 @@ classify(IdemStore *store, IdemFound *found)
 	}
 
 	found->ours = is_ours(store->slot);
-	found->ref.tid = store->slot->tts_tid;
+	found->ref = store->slot->tts_tid;
 	read_row(store->slot, &found->row);
 	return IDEM_PROBE_PRESENT;
 }
@@ -245,7 +240,7 @@ probe(IdemStore *store, const IdemKey *key, IdemFound *found)
 static void
 read_by_snapshot(IdemStore *store, const IdemFound *found)
 {
-	ItemPointerData tid = found->ref.tid;
+	ItemPointerData tid = found->ref;
 
 	if (!table_tuple_fetch_row_version(store->claims, &tid,
 									   GetTransactionSnapshot(), store->slot))
@@ -601,14 +596,10 @@ fill_slot(TupleTableSlot *slot, const IdemKey *key, IdemRow *row)
 static void
 make_new_rows(IdemStore *store, int n)
 {
-	MemoryContext caller;
+	MemoryContext caller = MemoryContextSwitchTo(store->context);
 
-	if (store->nnew_rows >= n)
-		return;
-	caller = MemoryContextSwitchTo(store->context);
-	store->new_rows = store->new_rows == NULL ?
-		palloc(n * sizeof(TupleTableSlot *)) :
-		repalloc(store->new_rows, n * sizeof(TupleTableSlot *));
+	if (store->new_rows == NULL)
+		store->new_rows = palloc(IDEM_INSERT_MANY_MAX * sizeof(TupleTableSlot *));
 	for (; store->nnew_rows < n; store->nnew_rows++)
 		store->new_rows[store->nnew_rows] =
 			MakeSingleTupleTableSlot(store->slot->tts_tupleDescriptor,
@@ -739,20 +730,11 @@ idem_store_insert_many(IdemNewRow *rows, int nrows)
 static bool
 row_was_free(TM_Result result)
 {
-	switch (result)
-	{
-		case TM_Ok:
-			return true;
-		case TM_BeingModified:
-		case TM_WouldBlock:
-		case TM_Updated:
-		case TM_Deleted:
-			return false;
-		default:
-			/* Our own writes become visible at once, so none of them is in the way. */
-			elog(ERROR, "unexpected result %d of a write to a claim",
-				 (int) result);
-	}
+	/* Our own writes become visible at once, so none of them is in the way. */
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of a write to a claim",
+			 (int) result);
+	return result == TM_Ok;
 }
 
 static TM_Result
@@ -803,7 +785,7 @@ bool
 idem_store_update(const IdemKey *key, const IdemFound *found, IdemRow *row)
 {
 	IdemStore  *store = idem_store_use_to_write(CMD_UPDATE);
-	ItemPointerData tid = found->ref.tid;
+	ItemPointerData tid = found->ref;
 	TM_FailureData failure;
 	LockTupleMode lockmode;
 	IdemUpdateIndexes update_indexes;
@@ -840,7 +822,7 @@ idem_store_delete(const IdemFound *found)
 	IdemStore  *store = idem_store_use_to_write(CMD_DELETE);
 	bool		deleted;
 
-	deleted = idem_store_delete_row(store, &found->ref.tid);
+	deleted = idem_store_delete_row(store, &found->ref);
 	idem_store_done(store);
 	if (deleted)
 		CommandCounterIncrement();
@@ -911,7 +893,7 @@ bool
 idem_store_lock_row(const IdemRowRef *ref)
 {
 	IdemStore  *store = idem_store_use_to_write(CMD_SELECT);
-	ItemPointerData tid = ref->tid;
+	ItemPointerData tid = *ref;
 	bool		locked;
 
 	Assert(ItemPointerIsValid(&tid));
@@ -949,16 +931,14 @@ TransactionId
 idem_store_row_locker(const IdemRowRef *ref)
 {
 	IdemStore  *store = idem_store_use();
-	ItemPointerData tid = ref->tid;
+	ItemPointerData tid = *ref;
 	TransactionId locker = InvalidTransactionId;
 
 	Assert(ItemPointerIsValid(&tid));
 	if (table_tuple_fetch_row_version(store->claims, &tid, SnapshotAny,
 									  store->slot))
 	{
-		bool		should_free;
-		HeapTupleHeader header =
-			ExecFetchSlotHeapTuple(store->slot, false, &should_free)->t_data;
+		HeapTupleHeader header = tuple_of(store->slot)->t_data;
 		Buffer		buffer = ((BufferHeapTupleTableSlot *) store->slot)->buffer;
 		TransactionId xmax;
 		uint16		infomask;

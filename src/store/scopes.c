@@ -29,9 +29,9 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "catalog/pg_collation_d.h"
-#include "catalog/pg_index.h"
 #include "catalog/pg_type_d.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
@@ -43,7 +43,6 @@
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -70,19 +69,12 @@ PG_FUNCTION_INFO_V1(idem__scopes_guard);
 static bool
 has_primary_key_of_scope(Relation scopes)
 {
-	Oid			oid = idem_primary_key_index(scopes);
-	HeapTuple	tuple = OidIsValid(oid) ?
-		SearchSysCache1(INDEXRELID, ObjectIdGetDatum(oid)) : NULL;
-	Form_pg_index index;
-	bool		same;
+	Bitmapset  *key = RelationGetIndexAttrBitmap(scopes, INDEX_ATTR_BITMAP_PRIMARY_KEY);
+	int			column;
 
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	index = (Form_pg_index) GETSTRUCT(tuple);
-	same = index->indisvalid && index->indnkeyatts == 1 &&
-		index->indkey.values[0] == Anum_scopes_scope;
-	ReleaseSysCache(tuple);
-	return same &&
+	return OidIsValid(idem_primary_key_index(scopes)) &&
+		bms_get_singleton_member(key, &column) &&
+		column == Anum_scopes_scope - FirstLowInvalidHeapAttributeNumber &&
 		TupleDescAttr(RelationGetDescr(scopes), Anum_scopes_scope - 1)->attcollation == C_COLLATION_OID;
 }
 

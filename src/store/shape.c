@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/htup_details.h"
 #include "catalog/partition.h"
 #include "catalog/pg_am_d.h"
@@ -26,7 +27,6 @@
 
 #include "store/catalog.h"
 #include "store/internal.h"
-#include "store/shape.h"
 
 /* InvalidOid stands for the type idem_state: its OID differs from database to database. */
 static const Oid claims_column_types[Natts_claims] = {
@@ -43,10 +43,8 @@ static const AttrNumber key_columns[KEY_COLUMNS] = {
 	Anum_claims_request_id, Anum_claims_user_id, Anum_claims_scope
 };
 
-/* The index and the table that idem_store_is_of_unsettled() was asked for last, and the answer */
-static Oid	asked_index = InvalidOid;
-static Oid	asked_claims = InvalidOid;
-static bool asked_index_is_of_unsettled = false;
+/* An index that is known to be of unsettled rows, so that its predicate need not be read again */
+static Oid	unsettled_index = InvalidOid;
 
 /* hint: what helps.  If the table has more than one such thing, the next error names it. */
 static void
@@ -218,63 +216,79 @@ is_in_progress(Node *predicate)
 		idem_catalog()->state[IDEM_STATE_IN_PROGRESS];
 }
 
-/* A user can give another index the name of one of ours, and it can have expressions. */
-static bool
-is_plain_index(HeapTuple index, AttrNumber column)
+/* By what it is, not by its name: a user can have given that to another one. */
+IdemIndexKind
+idem_store_kind_of_index(Oid index)
 {
-	Form_pg_index form = (Form_pg_index) GETSTRUCT(index);
-
-	return !form->indisunique && form->indnatts == 1 &&
-		form->indkey.values[0] == column;
-}
-
-bool
-idem_store_is_by_expiry(Oid index)
-{
+	IdemIndexKind kind = IDEM_INDEX_OF_USER;
 	HeapTuple	tuple;
-	bool		is_ours;
-
-	if (index != idem_catalog()->claims_by_expiry)
-		return false;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	is_ours = is_plain_index(tuple, Anum_claims_expires_at) &&
-		heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
-	ReleaseSysCache(tuple);
-	return is_ours;
-}
-
-bool
-idem_store_is_of_unsettled(Oid index, Relation claims)
-{
-	HeapTuple	tuple;
+	Form_pg_index form;
 	Datum		predicate;
 	bool		isnull;
 
-	if (!OidIsValid(index))
-		return false;
-	/* The index of a table that was replaced keeps its OID and its name. */
-	if (index == asked_index && RelationGetRelid(claims) == asked_claims)
-		return asked_index_is_of_unsettled;
+	if (index == unsettled_index)
+		return IDEM_INDEX_OF_UNSETTLED;
 	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
 	if (!HeapTupleIsValid(tuple))
-		return false;
+		return IDEM_INDEX_OF_USER;
+	form = (Form_pg_index) GETSTRUCT(tuple);
 	predicate = SysCacheGetAttr(INDEXRELID, tuple, Anum_pg_index_indpred,
 								&isnull);
-	asked_index_is_of_unsettled = !isnull &&
-		is_plain_index(tuple, Anum_claims_scope) &&
-		((Form_pg_index) GETSTRUCT(tuple))->indrelid == RelationGetRelid(claims) &&
-		is_in_progress(stringToNode(TextDatumGetCString(predicate)));
+	if (!form->indisunique && form->indnatts == 1)
+	{
+		if (form->indkey.values[0] == Anum_claims_expires_at && isnull)
+			kind = IDEM_INDEX_BY_EXPIRY;
+		else if (form->indkey.values[0] == Anum_claims_scope && !isnull &&
+				 is_in_progress(stringToNode(TextDatumGetCString(predicate))))
+			kind = IDEM_INDEX_OF_UNSETTLED;
+	}
 	ReleaseSysCache(tuple);
-	asked_index = index;
-	asked_claims = RelationGetRelid(claims);
-	return asked_index_is_of_unsettled;
+	if (kind == IDEM_INDEX_OF_UNSETTLED)
+		unsettled_index = index;
+	return kind;
 }
 
 void
-idem_store_forget_shape(Oid relid)
+idem_store_forget_index(Oid relid)
 {
-	if (relid == InvalidOid || relid == asked_index)
-		asked_index = InvalidOid;
+	if (relid == InvalidOid || relid == unsettled_index)
+		unsettled_index = InvalidOid;
+}
+
+/* Whether a scan finds all of its rows, in the order of its column */
+static bool
+is_usable(Relation index)
+{
+	return index->rd_index->indisvalid &&
+		index->rd_rel->relam == BTREE_AM_OID &&
+		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
+		(index->rd_indcollation[0] == InvalidOid ||
+		 index->rd_indcollation[0] == C_COLLATION_OID);
+}
+
+Relation
+idem_store_open_index(Relation claims, IdemIndexKind kind, LOCKMODE mode)
+{
+	bool		expired = kind == IDEM_INDEX_BY_EXPIRY;
+	const char *name = expired ? "idem_claims_expires_at_idx" : "idem_claims_unsettled_idx";
+	ListCell   *cell;
+
+	foreach(cell, RelationGetIndexList(claims))
+	{
+		Relation	index;
+
+		if (idem_store_kind_of_index(lfirst_oid(cell)) != kind)
+			continue;
+		index = index_open(lfirst_oid(cell), mode);
+		if (is_usable(index))
+			return index;
+		index_close(index, mode);
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s claims cannot be found: index \"%s\" is missing, not valid or another",
+					expired ? "expired" : "unsettled", name),
+			 errhint("Run CREATE INDEX %s ON %s %s, after dropping what has its name, or REINDEX it.",
+					 name, idem_store_qualified_name(RelationGetRelid(claims)),
+					 expired ? "(expires_at)" : "(scope) WHERE state = 'in_progress'")));
 }

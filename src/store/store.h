@@ -49,10 +49,7 @@ typedef struct IdemRow
  * waits for a holder, or has given the lock of the table back (idem_store_step_back()).  (On 15
  * and 16 with old_snapshot_threshold, a statement that is older than that lacks this protection.)
  */
-typedef struct IdemRowRef
-{
-	ItemPointerData tid;
-} IdemRowRef;
+typedef ItemPointerData IdemRowRef;
 
 /* What a look at a key found */
 typedef enum IdemProbe
@@ -212,5 +209,60 @@ extern bool idem_store_lock_row(const IdemRowRef *ref);
 /* Another transaction, still running, that has locked or changed the row;
  * InvalidTransactionId: there is none now */
 extern TransactionId idem_store_row_locker(const IdemRowRef *ref);
+
+/* ----- rows by expiry: store/expiry.c ----- */
+
+/*
+ * Rows from a given time on, as a new snapshot sees them.  Among them come dead entries:
+ * entries of the index whose rows are deleted, or not yet committed.  While somebody holds
+ * an old snapshot there can be any number of them, and passing them takes time.
+ *
+ * From begin to end no other function of the store is called.  Takes RowExclusiveLock
+ * until the transaction ends.
+ */
+typedef struct IdemExpiryScan IdemExpiryScan;
+
+typedef struct IdemExpiring
+{
+	TimestampTz expires_at;
+	bool		dead;			/* a dead entry: the rest is not set */
+	IdemState	state;
+	TimestampTz lease_until;	/* in progress only */
+	const text *scope;			/* in progress only; valid until the next row */
+} IdemExpiring;
+
+extern IdemExpiryScan *idem_store_expiry_scan_begin(TimestampTz from);
+extern bool idem_store_expiry_scan_next(IdemExpiryScan *scan, IdemExpiring *row);
+
+/* Deletes the current row without waiting.  False: another transaction has locked or
+ * changed it. */
+extern bool idem_store_expiry_scan_delete(IdemExpiryScan *scan);
+extern void idem_store_expiry_scan_end(IdemExpiryScan *scan);
+
+/* ----- rows in progress: store/unsettled.c ----- */
+
+/*
+ * Reads the rows in progress, as the snapshot sees them, in no order.  scope: only those of a
+ * scope; NULL: of all.  It only reads, also on a standby, and holds AccessShareLock on the table
+ * from begin to end.  Raises an error if their index cannot be used:
+ *	55000	it is missing, or was created too late for the snapshot of this statement
+ *	40001	it was created too late for the snapshot of the whole transaction
+ */
+typedef struct IdemUnsettledScan IdemUnsettledScan;
+
+/* Valid until the next row */
+typedef struct IdemUnsettled
+{
+	IdemKey		key;
+	TimestampTz lease_until;	/* IDEM_NO_TIME: somebody has removed it by SQL */
+	TimestampTz expires_at;
+	const IdemStored *progress; /* NULL: none */
+} IdemUnsettled;
+
+extern IdemUnsettledScan *idem_store_unsettled_scan_begin(const text *scope,
+														  Snapshot snapshot);
+extern bool idem_store_unsettled_scan_next(IdemUnsettledScan *scan,
+										   IdemUnsettled *row);
+extern void idem_store_unsettled_scan_end(IdemUnsettledScan *scan);
 
 #endif							/* IDEM_STORE_STORE_H */

@@ -21,19 +21,13 @@
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
-#include "catalog/pg_am_d.h"
-#include "catalog/pg_collation_d.h"
-#include "catalog/pg_index.h"
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
-#include "store/catalog.h"
 #include "store/internal.h"
-#include "store/shape.h"
-#include "store/unsettled.h"
 
 struct IdemUnsettledScan
 {
@@ -44,56 +38,21 @@ struct IdemUnsettledScan
 	ScanKeyData key;
 };
 
-static bool
-is_usable(Relation index, Relation claims)
-{
-	return index != NULL && index->rd_rel->relam == BTREE_AM_OID &&
-		index->rd_index->indisvalid &&
-		index->rd_index->indkey.values[0] == Anum_claims_scope &&
-		index->rd_indcollation[0] == C_COLLATION_OID &&
-		idem_store_is_of_unsettled(RelationGetRelid(index), claims);
-}
-
 /* The planner's rule (get_relation_info()).  The xmin of each snapshot of this transaction is
  * TransactionXmin or later. */
-static bool
-is_too_new(Relation index)
-{
-	return index->rd_index->indcheckxmin &&
-		!TransactionIdPrecedes(HeapTupleHeaderGetXmin(index->rd_indextuple->t_data),
-							   TransactionXmin);
-}
-
 static void
-raise_too_new(void)
+refuse_too_new(Relation index)
 {
-	bool		keeps_snapshot = IsolationUsesXactSnapshot();
-
+	if (!index->rd_index->indcheckxmin ||
+		TransactionIdPrecedes(HeapTupleHeaderGetXmin(index->rd_indextuple->t_data),
+							  TransactionXmin))
+		return;
 	ereport(ERROR,
-			(errcode(keeps_snapshot ? ERRCODE_T_R_SERIALIZATION_FAILURE :
+			(errcode(IsolationUsesXactSnapshot() ? ERRCODE_T_R_SERIALIZATION_FAILURE :
 					 ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("unsettled claims cannot be found yet: index \"idem_claims_unsettled_idx\" is newer than a transaction that still runs"),
-			 keeps_snapshot ?
-			 errdetail("The index was created after this transaction took its snapshot, or while a transaction ran that still runs.") :
-			 errdetail("The index was created while a transaction ran that still runs."),
+			 errdetail("The index was created after this transaction took its snapshot, or while a transaction ran that still runs."),
 			 errhint("Retry in a new transaction, when the transactions that are older than the index have ended.")));
-}
-
-static Relation
-open_unsettled_index(Relation claims)
-{
-	Relation	index = idem_store_try_open_index(idem_catalog()->claims_unsettled,
-												  claims, AccessShareLock);
-
-	if (!is_usable(index, claims))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("unsettled claims cannot be found: index \"idem_claims_unsettled_idx\" is missing, not valid or another"),
-				 errhint("Run CREATE INDEX idem_claims_unsettled_idx ON %s (scope) WHERE state = 'in_progress', after dropping what has its name, or REINDEX it.",
-						 idem_store_qualified_name(RelationGetRelid(claims)))));
-	if (is_too_new(index))
-		raise_too_new();
-	return index;
 }
 
 IdemUnsettledScan *
@@ -105,7 +64,9 @@ idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 
 	idem_store_open_to_read(&scan->claims, &key_index);
 	index_close(key_index, AccessShareLock);
-	scan->index = open_unsettled_index(scan->claims);
+	scan->index = idem_store_open_index(scan->claims, IDEM_INDEX_OF_UNSETTLED,
+										AccessShareLock);
+	refuse_too_new(scan->index);
 	scan->slot = table_slot_create(scan->claims, NULL);
 	ScanKeyInit(&scan->key, 1, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(scope));
@@ -114,35 +75,20 @@ idem_store_unsettled_scan_begin(const text *scope, Snapshot snapshot)
 	return scan;
 }
 
-static bool
-is_in_progress(TupleTableSlot *slot)
-{
-	return idem_state_from_oid(DatumGetObjectId(slot->tts_values[Anum_claims_state - 1])) ==
-		IDEM_STATE_IN_PROGRESS;
-}
-
 bool
 idem_store_unsettled_scan_next(IdemUnsettledScan *scan, IdemUnsettled *row)
 {
 	TupleTableSlot *slot = scan->slot;
 
-	/* is_too_new() refuses an index whose entries lead to rows of other states.  Should one
-	 * come through, never list such a row. */
-	do
-	{
-		if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
-			return false;
-		CHECK_FOR_INTERRUPTS();
-		slot_getallattrs(slot);
-	} while (!is_in_progress(slot));
+	if (!index_getnext_slot(scan->scan, ForwardScanDirection, slot))
+		return false;
+	CHECK_FOR_INTERRUPTS();
+	slot_getallattrs(slot);
 	row->key.request_id = DatumGetTextPP(slot->tts_values[Anum_claims_request_id - 1]);
 	row->key.user_id = DatumGetTextPP(slot->tts_values[Anum_claims_user_id - 1]);
 	row->key.scope = DatumGetTextPP(slot->tts_values[Anum_claims_scope - 1]);
-	row->expires_at =
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_expires_at - 1]);
-	row->lease_until = slot->tts_isnull[Anum_claims_lease_until - 1] ?
-		IDEM_NO_TIME :
-		DatumGetTimestampTz(slot->tts_values[Anum_claims_lease_until - 1]);
+	row->expires_at = idem_store_time(slot, Anum_claims_expires_at);
+	row->lease_until = idem_store_time(slot, Anum_claims_lease_until);
 	row->progress = slot->tts_isnull[Anum_claims_progress - 1] ? NULL :
 		(const IdemStored *) DatumGetPointer(slot->tts_values[Anum_claims_progress - 1]);
 	return true;
