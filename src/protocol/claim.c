@@ -51,7 +51,7 @@
  * does not want to wait waits for the delete, for this long.  Mostly a cleaner deletes, in
  * batches of about a second; a delete that takes longer is of some open transaction.
  */
-#define DELETE_WAIT_MS 5000
+#define DELETE_WAIT_US (5 * USECS_PER_SEC)
 
 /*
  * A group of so many new keys, or more, is claimed together, in a subtransaction.  Without groups,
@@ -370,10 +370,10 @@ take_policy(IdemClaimCall *call)
 
 /* False: the deadline passed; the blocker is set then.  (That of a lease is set before.) */
 static bool
-wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
+wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 				const IdemDeadline *delete_deadline, IdemBlockedBy *blocked_by)
 {
-	const IdemFound *found = &look->found;
+	IdemFound  *found = &look->found;
 	const IdemDeadline *deadline = &call->deadline;
 
 	Assert(step >= STEP_WAIT_FOR_POLICY);
@@ -399,8 +399,8 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 								deadline);
 		return !call->is_refused;
 	}
-	if (step == STEP_WAIT_FOR_ROW_LOCK)
-		return idem_wait_for_row_lock(&call->key, found, deadline, blocked_by);
+	if (step == STEP_WAIT_FOR_ROW_LOCK && !idem_find_locker(found))
+		return true;
 	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
 	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
 		deadline->at_us < delete_deadline->at_us)
@@ -468,7 +468,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
 	Step		step;
 	int64		wait_began_us = 0;
-	IdemDeadline delete_deadline;
+	IdemDeadline delete_deadline = {.wait_us = DELETE_WAIT_US};
 	bool		ours;
 
 	*answer = no_answer;
@@ -493,7 +493,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		{
 			wait_began_us = idem_monotonic_us();
 			idem_deadline_begin(&call->deadline);
-			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
+			idem_deadline_begin(&delete_deadline);
 		}
 		if (!wait_for_holder(call, step, look, &delete_deadline,
 							 &answer->blocked_by))

@@ -13,7 +13,6 @@
 
 #include "utils/jsonb.h"
 
-#include "guc.h"
 #include "protocol/find_row.h"
 #include "protocol/settle.h"
 #include "session/own_claims.h"
@@ -84,7 +83,6 @@ idem_settle(const char *command, IdemRowCall *call, IdemState state,
 	bool		unsettled = idem_own_is_unsettled(&call->key);
 	Standing	now;
 
-	call->deadline = idem_deadline_after(idem_wait);
 	idem_store_open(command);
 	policy = idem_policy(call->key.scope);
 	idem_check_size(&call->key, &policy, result, "result");
@@ -127,7 +125,7 @@ settle_held(FunctionCallInfo fcinfo, const char *command, IdemState state)
 static bool
 settle_named(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
-	IdemRowCall	call;
+	IdemRowCall	call = {0};
 
 	idem_key_from_args(fcinfo, 0, 1, 4, &call.key);
 	call.token = idem_token_from_arg(fcinfo, 3);
@@ -181,7 +179,7 @@ Datum
 idem_heal(PG_FUNCTION_ARGS)
 {
 	Jsonb	   *result = result_from_arg(fcinfo, 2);
-	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {0};
 	IdemPolicy	policy;
 	bool		healed;
 

@@ -75,12 +75,6 @@ static uint32 lease_wait_event = 0;
 /* Channels to broadcast when this transaction commits */
 static Bitmapset *wake_channels = NULL;
 
-static int64
-patience_us(int wait_ms)
-{
-	return wait_ms < 0 ? IDEM_FOREVER : (int64) wait_ms * 1000;
-}
-
 void
 idem_deadline_begin(IdemDeadline *deadline)
 {
@@ -94,18 +88,11 @@ idem_deadline_begin(IdemDeadline *deadline)
 }
 
 IdemDeadline
-idem_deadline_after(int wait_ms)
-{
-	IdemDeadline deadline = {.wait_us = patience_us(wait_ms)};
-
-	idem_deadline_begin(&deadline);
-	return deadline;
-}
-
-IdemDeadline
 idem_deadline_from_setting(void)
 {
-	return (IdemDeadline) {.wait_us = patience_us(idem_wait)};
+	return (IdemDeadline) {
+		.wait_us = idem_wait < 0 ? IDEM_FOREVER : (int64) idem_wait * 1000
+	};
 }
 
 IdemDeadline
