@@ -54,25 +54,13 @@ write_settled(IdemRowCall *call, const IdemPolicy *policy, IdemState state,
 	return idem_store_update(&call->key, &call->found, &row);
 }
 
-typedef enum Standing
+/* Whether a row that is settled was settled in this way */
+static bool
+is_repeat(const IdemRow *row, IdemState state, const Jsonb *result)
 {
-	NOT_SETTLED,
-	SETTLED_THIS_WAY,			/* the same state and result */
-	SETTLED_OTHERWISE
-} Standing;
-
-/* unsettled: this transaction claimed the key and has not settled it. */
-static Standing
-standing(const IdemRow *row, bool unsettled, IdemState state,
-		 const Jsonb *result)
-{
-	if (row->state == IDEM_STATE_IN_PROGRESS || (unsettled && row->token == 0))
-		return NOT_SETTLED;
-	if (row->state != state)
-		return SETTLED_OTHERWISE;
-	return row->healed ||
-		equal_results(idem_stored_jsonb(row->result), result) ?
-		SETTLED_THIS_WAY : SETTLED_OTHERWISE;
+	return row->state == state &&
+		(row->healed ||
+		 equal_results(idem_stored_jsonb(row->result), result));
 }
 
 bool
@@ -80,8 +68,8 @@ idem_settle(const char *command, IdemRowCall *call, IdemState state,
 			Jsonb *result)
 {
 	IdemPolicy	policy;
+	const IdemRow *row = &call->found.row;
 	bool		unsettled = idem_own_is_unsettled(&call->key);
-	Standing	now;
 
 	idem_store_open(command);
 	policy = idem_policy(call->key.scope);
@@ -89,18 +77,21 @@ idem_settle(const char *command, IdemRowCall *call, IdemState state,
 	for (;;)
 	{
 		idem_find_row_of_holder(call);
-		now = standing(&call->found.row, unsettled, state, result);
-		if (now == SETTLED_OTHERWISE)
+		/* The row of a transactional claim is completed from the start. */
+		if (row->state != IDEM_STATE_IN_PROGRESS &&
+			!(unsettled && row->token == 0))
+		{
+			if (is_repeat(row, state, result))
+				return false;
 			idem_raise_lost(&call->key,
 							"request is settled already, in another way",
 							"Settle a request once; a repeat must be identical.");
-		if (now == SETTLED_THIS_WAY)
-			return false;
+		}
 		if (write_settled(call, &policy, state, result))
 			break;
 		idem_wait_for_row_or_raise(call);
 	}
-	if (call->found.row.token != 0)
+	if (row->token != 0)
 		idem_commit_lease(&call->key);
 	idem_own_note_settled(&call->key, result);
 	return true;
