@@ -28,27 +28,16 @@
 #include "compat.h"
 #include "protocol/blocked_by.h"
 
-/* Columns of pg_prepared_xact() */
-enum
-{
-	PREPARED_TRANSACTION = 1,
-	PREPARED_GID,
-	PREPARED_AT
-};
-
 /* Reads one row of pg_prepared_xact().  False: it is of another transaction. */
 static bool
 read_prepared(HeapTupleHeader row, TransactionId xid, IdemRunner *runner)
 {
 	bool		isnull;
 
-	if (DatumGetTransactionId(GetAttributeByNum(row, PREPARED_TRANSACTION,
-												&isnull)) != xid)
+	if (DatumGetTransactionId(GetAttributeByName(row, "transaction", &isnull)) != xid)
 		return false;
-	runner->gid = TextDatumGetCString(GetAttributeByNum(row, PREPARED_GID,
-														&isnull));
-	runner->since = DatumGetTimestampTz(GetAttributeByNum(row, PREPARED_AT,
-														  &isnull));
+	runner->gid = TextDatumGetCString(GetAttributeByName(row, "gid", &isnull));
+	runner->since = DatumGetTimestampTz(GetAttributeByName(row, "prepared", &isnull));
 	return true;
 }
 
