@@ -698,6 +698,18 @@ idem_claim_one(IdemClaimCall *call, const char *command,
 		raise_key_time(call);
 }
 
+/* true: claimed; false: completed before; raises any other outcome. */
+static bool
+claim_or_raise(IdemClaimCall *call, const char *command)
+{
+	IdemClaimAnswer answer;
+
+	idem_claim_one(call, command, &answer);
+	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
+		idem_raise_outcome(answer.outcome, &call->key, &answer.blocked_by, NULL);
+	return answer.outcome == IDEM_CLAIMED;
+}
+
 bool
 idem_claim_marker(const IdemKey *key, const char *command)
 {
@@ -706,12 +718,8 @@ idem_claim_marker(const IdemKey *key, const char *command)
 		.settled_at_once = true,
 		.deadline = idem_deadline_from_setting()
 	};
-	IdemClaimAnswer answer;
 
-	idem_claim_one(&call, command, &answer);
-	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
-	return answer.outcome == IDEM_CLAIMED;
+	return claim_or_raise(&call, command);
 }
 
 /*
@@ -723,13 +731,9 @@ Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
 	IdemClaimCall call;
-	IdemClaimAnswer answer;
 
 	read_arguments(fcinfo, 2, &call);
-	idem_claim_one(&call, "idem_claim()", &answer);
-	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
-	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
+	PG_RETURN_BOOL(claim_or_raise(&call, "idem_claim()"));
 }
 
 /* The row of an answer: outcome, result, progress, expires_at, lease_until, and, as a sixth

@@ -112,12 +112,10 @@ idem_raise_lost_lease(const IdemKey *key)
 void
 idem_raise_no_request(const IdemKey *key)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_LOST),
-			 errmsg("there is no such request in scope \"%s\"",
-					text_to_cstring(key->scope)),
-			 idem_errdetail_key(key),
-			 errhint("Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.")));
+	idem_raise_lost(key,
+					psprintf("there is no such request in scope \"%s\"",
+							 text_to_cstring(key->scope)),
+					"Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.");
 }
 
 IdemOutcome
@@ -145,7 +143,7 @@ wait_or_raise(IdemRowCall *call)
 		return;
 	idem_store_note_read(&call->key);
 	idem_raise_outcome(idem_outcome_of_passed(&call->deadline),
-					   &call->key, &blocked_by);
+					   &call->key, &blocked_by, NULL);
 }
 
 bool
