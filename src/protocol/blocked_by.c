@@ -130,20 +130,14 @@ transaction_to_string(TransactionId xid)
 char *
 idem_blocked_by_to_string(const IdemBlockedBy *blocked_by)
 {
-	switch (blocked_by->kind)
-	{
-		case IDEM_BY_NONE:
-			return NULL;
-		case IDEM_BY_TRANSACTION:
-			return transaction_to_string(blocked_by->xid);
-		case IDEM_BY_LEASE:
-			/* The lease does not end before the time that is told. */
-			return psprintf("A lease holds it until %s.",
-							time_to_string(blocked_by->lease_until, true));
-		case IDEM_BY_POLICY:
-			return pstrdup("A transaction that changes idem_scopes holds it up.");
-		case IDEM_BY_DDL:
-			return pstrdup("A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.");
-	}
-	pg_unreachable();
+	if (TransactionIdIsValid(blocked_by->xid))
+		return transaction_to_string(blocked_by->xid);
+	if (blocked_by->changed != NULL)
+		return psprintf("A transaction that changes %s holds it up.",
+						blocked_by->changed);
+	/* The lease does not end before the time that is told. */
+	if (blocked_by->lease_until != 0)
+		return psprintf("A lease holds it until %s.",
+						time_to_string(blocked_by->lease_until, true));
+	return NULL;
 }

@@ -99,15 +99,9 @@ PG_FUNCTION_INFO_V1(idem_lease);
 static bool
 fingerprints_differ(const bytea *ours, const IdemStored *stored)
 {
-	const bytea *theirs;
-
-	if (ours == NULL || stored == NULL)
-		return false;
 	/* A wide row can have compressed it. */
-	theirs = PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored));
-	return VARSIZE_ANY_EXHDR(ours) != VARSIZE_ANY_EXHDR(theirs) ||
-		memcmp(VARDATA_ANY(ours), VARDATA_ANY(theirs),
-			   VARSIZE_ANY_EXHDR(ours)) != 0;
+	return ours != NULL && stored != NULL &&
+		!idem_id_equal(ours, PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored)));
 }
 
 /* Whether the request of a key without a row may have been executed and forgotten */
@@ -193,29 +187,16 @@ promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
 	return STEP_WRITE;
 }
 
-/* predecessor: the row that was claimed in place, whose progress the answer tells; NULL:
- * none. */
+/* progress: the holder's, or that of the row that was claimed in place */
 static void
-answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
-			   const IdemRow *predecessor)
-{
-	*answer = (IdemClaimAnswer) {
-		.outcome = IDEM_CLAIMED,
-		.progress = predecessor == NULL ? NULL :
-			idem_stored_jsonb(predecessor->progress),
-		.token = row->token,
-		.expires_at = row->expires_at,
-		.lease_until = row->lease_until
-	};
-}
-
-static void
-answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
+answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row,
+			const IdemStored *progress)
 {
 	*answer = (IdemClaimAnswer) {
 		.outcome = outcome,
 		.result = idem_stored_jsonb(row->result),
-		.progress = idem_stored_jsonb(row->progress),
+		.progress = idem_stored_jsonb(progress),
+		.token = outcome == IDEM_CLAIMED ? row->token : 0,
 		.expires_at = row->expires_at,
 		.lease_until = row->lease_until
 	};
@@ -235,7 +216,7 @@ answer_inserted(const IdemClaimCall *call, const IdemRow *row,
 
 	if (!is_stale(call))
 	{
-		answer_claimed(answer, row, NULL);
+		answer_with(answer, IDEM_CLAIMED, row, NULL);
 		return;
 	}
 	if (!idem_store_find_ours(&call->key, &mine) || !idem_store_delete(&mine))
@@ -275,7 +256,8 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 		return step;
 	if (!idem_store_update(&call->key, found, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
-	answer_claimed(answer, &row, predecessor);
+	answer_with(answer, IDEM_CLAIMED, &row,
+				predecessor == NULL ? NULL : predecessor->progress);
 	if (predecessor != NULL)
 		idem_stats_count_takeover();
 	return STEP_ANSWER;
@@ -325,9 +307,9 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	answer->outcome = outcome;
 	/* In a mismatch, the row belongs to another request. */
 	if (outcome != IDEM_MISMATCH)
-		answer_with(answer, outcome, &found->row);
+		answer_with(answer, outcome, &found->row, found->row.progress);
 	if (outcome == IDEM_IN_PROGRESS)
-		answer->blocked_by = IDEM_BLOCKED_BY_LEASE(found->row.lease_until);
+		answer->blocked_by.lease_until = found->row.lease_until;
 	return outcome == IDEM_IN_PROGRESS && !found->ours ?
 		STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
@@ -392,7 +374,8 @@ wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 		bool		by_ddl = step == STEP_WAIT_FOR_DDL;
 
 		/* One refusal counts for all keys of the call. */
-		*blocked_by = by_ddl ? IDEM_BLOCKED_BY_DDL : IDEM_BLOCKED_BY_POLICY;
+		blocked_by->changed = by_ddl ? "an index of idem_claims, or idem_token_seq," :
+			"idem_scopes";
 		call->is_refused = call->is_refused ||
 			!idem_wait_for_lock(by_ddl ? idem_store_wait_lock : idem_policy_wait_lock,
 								by_ddl ? "a change of idem_claims" : "a change of idem_scopes",
@@ -401,7 +384,7 @@ wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 	}
 	if (step == STEP_WAIT_FOR_ROW_LOCK && !idem_find_locker(found))
 		return true;
-	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
+	blocked_by->xid = found->xid;
 	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
 		deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;

@@ -130,7 +130,7 @@ idem_outcome_of_passed(const IdemDeadline *deadline)
 static void
 wait_or_raise(IdemRowCall *call)
 {
-	IdemBlockedBy blocked_by = IDEM_BLOCKED_BY_TRANSACTION(call->found.xid);
+	IdemBlockedBy blocked_by = {.xid = call->found.xid};
 
 	if (call->deadline.at_us == 0)
 	{
