@@ -28,7 +28,6 @@ typedef struct WaitingSlot
 {
 	slock_t		mutex;
 	Oid			database;		/* InvalidOid: it does not wait */
-	int			pid;
 	TransactionId xid;
 	uint8		bytes[KEY_PARTS];	/* lengths of scope, user and request, which follow */
 	char		key[KEY_PARTS * IDEM_KEY_PART_BYTES_MAX];
@@ -46,7 +45,6 @@ idem_waiting_begin(const IdemKey *key, TransactionId xid)
 	const text *parts[KEY_PARTS] = {key->scope, key->user_id, key->request_id};
 	WaitingSlot	fresh = {
 		.database = MyDatabaseId,
-		.pid = MyProcPid,
 		.xid = xid
 	};
 	WaitingSlot *slot;
@@ -114,7 +112,6 @@ idem_waiting_processes(IdemWaitingProcess **waiters)
 		SpinLockRelease(&slots[i].mutex);
 		if (copy.database != MyDatabaseId)
 			continue;
-		waiter->pid = copy.pid;
 		waiter->xid = copy.xid;
 		waiter->key.scope = copy_part(&start, copy.bytes[0]);
 		waiter->key.user_id = copy_part(&start, copy.bytes[1]);
@@ -157,19 +154,13 @@ init_slots(void *memory, int tranche)
 	}
 }
 
-static void
-use_slots(void *memory)
-{
-	slots = memory;
-}
-
 void
 idem_waiting_init(void)
 {
 	static const IdemSharedPart part = {
 		.size = slots_size,
 		.init = init_slots,
-		.use = use_slots
+		.memory = (void **) &slots
 	};
 
 	RegisterXactCallback(end_transaction, NULL);
