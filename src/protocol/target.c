@@ -162,12 +162,6 @@ idem_target(Oid function)
 
 /* ----- the names of the arguments ----- */
 
-static bool
-has_default(const IdemTarget *target, int argument)
-{
-	return argument >= target->narguments - target->ndefaults;
-}
-
 /* NULL: the object has no such key */
 static JsonbValue *
 find_value(Jsonb *arguments, const char *name, JsonbValue *value)
@@ -218,9 +212,8 @@ idem_target_check_names(const IdemTarget *target, Jsonb *arguments)
 		if (token == WJB_KEY)
 			check_is_argument(target, &value);
 
-	for (int i = 0; i < target->narguments; i++)
-		if (!has_default(target, i) &&
-			find_value(arguments, target->names[i], &value) == NULL)
+	for (int i = 0; i < target->narguments - target->ndefaults; i++)
+		if (find_value(arguments, target->names[i], &value) == NULL)
 			ereport(ERROR,
 					(errcode(ERRCODE_IDEM_INVALID),
 					 errmsg("argument \"%s\" of function %s is missing",
@@ -294,7 +287,6 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 	HeapTuple	tuple;
 	FmgrInfo	populate;
 	HeapTupleHeader row;
-	HeapTupleData converted;
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
 		.callback = report_conversion,
@@ -326,21 +318,8 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 												HeapTupleGetDatum(tuple),
 												JsonbPGetDatum(arguments)));
 	error_context_stack = context.previous;
-	converted.t_len = HeapTupleHeaderGetDatumLength(row);
-	ItemPointerSetInvalid(&converted.t_self);
-	converted.t_tableOid = InvalidOid;
-	converted.t_data = row;
-	heap_deform_tuple(&converted, desc, values, nulls);
-}
-
-static void
-raise_dropped(const IdemTarget *target)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_UNDEFINED_FUNCTION),
-			 errmsg("function %s was dropped while the request waited",
-					target->name),
-			 errhint("Nothing was executed.")));
+	for (int i = 0; i < target->narguments; i++)
+		values[i] = GetAttributeByNum(row, i + 1, &nulls[i]);
 }
 
 static List *
@@ -350,16 +329,16 @@ read_defaults(const IdemTarget *target)
 										ObjectIdGetDatum(target->function));
 	bool		isnull;
 	Datum		stored;
-	List	   *defaults = NIL;
+	List	   *defaults;
 
+	/* A conversion can have dropped it, such as the CHECK of a domain. */
 	if (!HeapTupleIsValid(tuple))
-		raise_dropped(target);	/* by a conversion, such as the CHECK of a domain */
+		elog(ERROR, "cache lookup failed for function %u", target->function);
 	stored = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults,
 						   &isnull);
-	if (!isnull)
-		defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
-	if (defaults == NIL)
+	if (isnull)
 		elog(ERROR, "function %u has no defaults", target->function);
+	defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
 	ReleaseSysCache(tuple);
 	return defaults;
 }
@@ -419,27 +398,20 @@ make_call(const IdemTarget *target, Jsonb *arguments)
 	return call;
 }
 
-/* In the caller's memory context */
-static Datum
-evaluate(Expr *expression, bool *isnull)
-{
-	ExprContext *context = CreateStandaloneExprContext();
-	Datum		result = ExecEvalExpr(ExecInitExpr(expression, NULL), context,
-									  isnull);
-
-	FreeExprContext(context, true);
-	return result;
-}
-
 Jsonb *
 idem_target_run(const IdemTarget *target, Jsonb *arguments)
 {
 	Expr	   *expression;
+	ExprContext *context;
 	Datum		result;
 	bool		isnull;
 
 	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(target->function)))
-		raise_dropped(target);
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function %s was dropped while the request waited",
+						target->name),
+				 errhint("Nothing was executed.")));
 
 	/* The claim may have waited: see what was committed meanwhile, as a new statement
 	 * does. */
@@ -452,7 +424,9 @@ idem_target_run(const IdemTarget *target, Jsonb *arguments)
 										   list_make1(expression), InvalidOid,
 										   exprCollation((Node *) expression),
 										   COERCE_EXPLICIT_CALL);
-	result = evaluate(expression, &isnull);
+	context = CreateStandaloneExprContext();
+	result = ExecEvalExpr(ExecInitExpr(expression, NULL), context, &isnull);
+	FreeExprContext(context, true);
 	PopActiveSnapshot();
 	return isnull || target->result_type == VOIDOID ? NULL :
 		DatumGetJsonbP(result);
