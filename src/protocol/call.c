@@ -14,7 +14,6 @@
 
 #include "sqlstate.h"
 #include "protocol/claim.h"
-#include "protocol/named.h"
 #include "protocol/raise.h"
 #include "protocol/settle.h"
 #include "protocol/target.h"

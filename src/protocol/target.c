@@ -1,7 +1,7 @@
 /*
  * target.c
- *	  The function that idem_call() runs: which functions it can run, how the arguments get
- *	  their types, and the run itself.
+ *	  The function that idem_call() runs: which one a text such as 'pay(int, numeric)' names,
+ *	  which functions it can run, how the arguments get their types, and the run itself.
  *
  * Everything here happens with the rights of the current role, as if that role had called
  * the function in a statement: the executor checks the right to call it, and calls functions
@@ -17,10 +17,12 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -32,6 +34,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
+#include "utils/inval.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
@@ -44,7 +47,103 @@
 #include "protocol/target.h"
 #include "store/key.h"
 
-/* ----- which functions ----- */
+/* ----- which function a text names ----- */
+
+/*
+ * A cast to regprocedure parses the text, and each type in it, at each call: 10,000
+ * instructions for two arguments.  So a session remembers what the latest texts named.
+ *
+ * What a text names depends on the search_path, on the current role, which may use some
+ * schemas and not others, and on the catalogs read here.  An answer is used again only for the
+ * same search_path and role, and until one of these catalogs changes.  The schemas that the server
+ * makes of a search_path have to be the same, too: it can find them late, as when a role is granted
+ * that may use another one.  The text of the search_path says besides where temporary types come.
+ * Whether the function can be executed is not remembered.
+ */
+
+/* Texts, by their hash; longer ones are not remembered. */
+#define REMEMBERED 16
+#define TEXT_MAX 256
+#define SCHEMAS_MAX 16
+
+typedef struct Remembered
+{
+	uint64		changes;		/* of the catalogs, before the text was looked up; 0: empty */
+	Oid			role;
+	Oid			function;
+	int			length;
+	char		name[TEXT_MAX]; /* not terminated */
+	char		search_path[TEXT_MAX];
+	int			nschemas;
+	Oid			schemas[SCHEMAS_MAX];
+} Remembered;
+
+static Remembered remembered[REMEMBERED];
+static uint64 changes = 0;		/* 0: nobody counts them yet */
+
+static void
+count_change(Datum arg, IdemSysCacheId cache, uint32 hash)
+{
+	changes++;
+}
+
+static void
+count_changes(void)
+{
+	/* Functions and types; schemas, and which of them a role may use, also the owner of the database */
+	static const IdemSysCacheId caches[] = {
+		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM, DATABASEOID
+	};
+
+	for (int i = 0; i < lengthof(caches); i++)
+		CacheRegisterSyscacheCallback(caches[i], count_change, (Datum) 0);
+	changes = 1;
+}
+
+static Oid
+look_up(const text *name)
+{
+	return DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+												CStringGetDatum(text_to_cstring(name))));
+}
+
+Oid
+idem_named_function(const text *name)
+{
+	int			length = VARSIZE_ANY_EXHDR(name);
+	Remembered	asked;
+	Remembered *place;
+
+	if (changes == 0)
+		count_changes();
+	memset(&asked, 0, sizeof(asked));
+	asked.changes = changes;
+	asked.role = GetUserId();
+	asked.length = length;
+	asked.nschemas = fetch_search_path_array(asked.schemas, SCHEMAS_MAX);
+	if (length > TEXT_MAX || asked.nschemas > SCHEMAS_MAX ||
+		strlen(namespace_search_path) >= TEXT_MAX)
+		return look_up(name);
+	memcpy(asked.name, VARDATA_ANY(name), length);
+	strcpy(asked.search_path, namespace_search_path);
+
+	place = &remembered[hash_bytes((const unsigned char *) asked.name, length) % REMEMBERED];
+	asked.function = place->function;
+	if (memcmp(place, &asked, sizeof(asked)) == 0)
+		return place->function;
+
+	/*
+	 * The look-up can call the function that reads a type's modifier, and that can change anything.  If
+	 * it changes the search_path, the answer is not remembered; if a catalog changes, it counts for
+	 * this call only.
+	 */
+	asked.function = look_up(name);
+	if (strcmp(asked.search_path, namespace_search_path) == 0)
+		*place = asked;
+	return asked.function;
+}
+
+/* ----- which functions can be run ----- */
 
 /* NULL: one that can be run */
 static const char *
@@ -73,14 +172,10 @@ kind_of_other(Form_pg_proc proc)
 static void
 check_rights(const IdemTarget *target)
 {
-	AclResult	result = idem_schema_aclcheck(target->schema, ACL_USAGE);
-
-	if (result != ACLCHECK_OK)
-		aclcheck_error(result, OBJECT_SCHEMA,
-					   get_namespace_name(target->schema));
-	result = idem_function_aclcheck(target->function, ACL_EXECUTE);
-	if (result != ACLCHECK_OK)
-		aclcheck_error(result, OBJECT_FUNCTION, target->name);
+	aclcheck_error(idem_schema_aclcheck(target->schema, ACL_USAGE),
+				   OBJECT_SCHEMA, get_namespace_name(target->schema));
+	aclcheck_error(idem_function_aclcheck(target->function, ACL_EXECUTE),
+				   OBJECT_FUNCTION, target->name);
 }
 
 static void
@@ -322,6 +417,16 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 		values[i] = GetAttributeByNum(row, i + 1, &nulls[i]);
 }
 
+static void
+raise_dropped(const IdemTarget *target)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_FUNCTION),
+			 errmsg("function %s was dropped while the request waited",
+					target->name),
+			 errhint("Nothing was executed.")));
+}
+
 static List *
 read_defaults(const IdemTarget *target)
 {
@@ -331,9 +436,8 @@ read_defaults(const IdemTarget *target)
 	Datum		stored;
 	List	   *defaults;
 
-	/* A conversion can have dropped it, such as the CHECK of a domain. */
 	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for function %u", target->function);
+		raise_dropped(target);	/* by a conversion, such as the CHECK of a domain */
 	stored = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults,
 						   &isnull);
 	if (isnull)
@@ -407,11 +511,7 @@ idem_target_run(const IdemTarget *target, Jsonb *arguments)
 	bool		isnull;
 
 	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(target->function)))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function %s was dropped while the request waited",
-						target->name),
-				 errhint("Nothing was executed.")));
+		raise_dropped(target);
 
 	/* The claim may have waited: see what was committed meanwhile, as a new statement
 	 * does. */
