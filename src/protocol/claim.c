@@ -96,14 +96,6 @@ PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
 PG_FUNCTION_INFO_V1(idem_lease);
 
-static bool
-fingerprints_differ(const bytea *ours, const IdemStored *stored)
-{
-	/* A wide row can have compressed it. */
-	return ours != NULL && stored != NULL &&
-		!idem_id_equal(ours, PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored)));
-}
-
 /* Whether the request of a key without a row may have been executed and forgotten */
 static bool
 is_stale(const IdemClaimCall *call)
@@ -119,7 +111,10 @@ decide(const IdemClaimCall *call, const IdemFound *found)
 {
 	const IdemRow *row = &found->row;
 
-	if (fingerprints_differ(call->fingerprint, row->fingerprint))
+	/* A wide row can have compressed its fingerprint. */
+	if (call->fingerprint != NULL && row->fingerprint != NULL &&
+		!idem_id_equal(call->fingerprint,
+					   PG_DETOAST_DATUM_PACKED(PointerGetDatum(row->fingerprint))))
 		return IDEM_MISMATCH;
 
 	switch (row->state)
