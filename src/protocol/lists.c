@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "access/tupdesc.h"
-#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "executor/tuptable.h"
 #include "funcapi.h"
@@ -66,26 +65,17 @@ status_of(const IdemUnsettled *unsettled, TimestampTz now)
 		NULL : "lapsed";
 }
 
+/* Longest lapsed first */
 static Tuplesortstate *
 begin_sort(TupleDesc desc)
 {
-	AttrNumber	columns[] = {
-		COLUMN_LEASE_UNTIL, COLUMN_REQUEST_ID, COLUMN_USER_ID, COLUMN_SCOPE
-	};
-	Oid			less_text =
-		lookup_type_cache(TEXTOID, TYPECACHE_LT_OPR)->lt_opr;
-	Oid			operators[] = {
-		lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr,
-		less_text, less_text, less_text
-	};
-	Oid			collations[] = {
-		InvalidOid, C_COLLATION_OID, C_COLLATION_OID, C_COLLATION_OID
-	};
-	bool		nulls_first[] = {true, true, true, true};
+	AttrNumber	column = COLUMN_LEASE_UNTIL;
+	Oid			less = lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr;
+	Oid			no_collation = InvalidOid;
+	bool		nulls_first = true;
 
-	return tuplesort_begin_heap(desc, lengthof(columns), columns, operators,
-								collations, nulls_first, work_mem, NULL,
-								TUPLESORT_NONE);
+	return tuplesort_begin_heap(desc, 1, &column, &less, &no_collation,
+								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
 }
 
 static void
