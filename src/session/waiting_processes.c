@@ -17,6 +17,7 @@
 #include "miscadmin.h"
 #include "storage/proc.h"
 #include "storage/spin.h"
+#include "utils/builtins.h"
 
 #include "compat.h"
 #include "session/waiting_processes.h"
@@ -81,17 +82,6 @@ idem_waiting_end(void)
 	waits = false;
 }
 
-static text *
-copy_part(const char **start, int bytes)
-{
-	text	   *part = palloc(VARHDRSZ + bytes);
-
-	SET_VARSIZE(part, VARHDRSZ + bytes);
-	memcpy(VARDATA(part), *start, bytes);
-	*start += bytes;
-	return part;
-}
-
 int
 idem_waiting_processes(IdemWaitingProcess **waiters)
 {
@@ -104,7 +94,7 @@ idem_waiting_processes(IdemWaitingProcess **waiters)
 	for (int i = 0; i < MaxBackends; i++)
 	{
 		WaitingSlot	copy;
-		const char *start = copy.key;
+		const char *part = copy.key;
 		IdemWaitingProcess *waiter = &(*waiters)[n];
 
 		SpinLockAcquire(&slots[i].mutex);
@@ -113,9 +103,11 @@ idem_waiting_processes(IdemWaitingProcess **waiters)
 		if (copy.database != MyDatabaseId)
 			continue;
 		waiter->xid = copy.xid;
-		waiter->key.scope = copy_part(&start, copy.bytes[0]);
-		waiter->key.user_id = copy_part(&start, copy.bytes[1]);
-		waiter->key.request_id = copy_part(&start, copy.bytes[2]);
+		waiter->key.scope = cstring_to_text_with_len(part, copy.bytes[0]);
+		part += copy.bytes[0];
+		waiter->key.user_id = cstring_to_text_with_len(part, copy.bytes[1]);
+		part += copy.bytes[1];
+		waiter->key.request_id = cstring_to_text_with_len(part, copy.bytes[2]);
 		n++;
 	}
 	return n;
