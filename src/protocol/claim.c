@@ -579,7 +579,6 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 		answer_inserted(call, &rows[i].row, &answers[i]);
 		note_answer(call, &answers[i], false);
 	}
-	pfree(rows);
 	return true;
 }
 
@@ -618,7 +617,7 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 	int			nabsent;
 
 	Assert(nitems > 0 && call->lease_us == 0);
-	if (claim_together(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
+	if (claim_together(call, items, Min(nitems, IDEM_INSERT_MANY_MAX),
 					   answers, &look, &nabsent))
 		return nabsent;
 

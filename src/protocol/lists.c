@@ -30,17 +30,7 @@
 #include "store/catalog.h"
 #include "store/unsettled.h"
 
-/* Columns of all lists; the sixth differs */
-enum
-{
-	COLUMN_SCOPE = 1,
-	COLUMN_USER_ID,
-	COLUMN_REQUEST_ID,
-	COLUMN_STATUS,
-	COLUMN_LEASE_UNTIL,
-	COLUMN_LAST
-};
-
+#define UNSETTLED_COLUMNS 6		/* of idem_lapsed() and idem__unsettled_claims(); the last one differs */
 #define HELD_COLUMNS 8			/* of idem__held_keys() */
 
 PG_FUNCTION_INFO_V1(idem_lapsed);
@@ -69,40 +59,32 @@ status_of(const IdemUnsettled *unsettled, TimestampTz now)
 static Tuplesortstate *
 begin_sort(TupleDesc desc)
 {
-	AttrNumber	column = COLUMN_LEASE_UNTIL;
+	AttrNumber	lease_until = 5;
 	Oid			less = lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr;
 	Oid			no_collation = InvalidOid;
 	bool		nulls_first = true;
 
-	return tuplesort_begin_heap(desc, 1, &column, &less, &no_collation,
+	return tuplesort_begin_heap(desc, 1, &lease_until, &less, &no_collation,
 								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
-}
-
-static void
-set_column(TupleTableSlot *slot, int column, Datum value, bool isnull)
-{
-	slot->tts_values[column - 1] = value;
-	slot->tts_isnull[column - 1] = isnull;
 }
 
 static void
 fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, const char *status,
 		  bool with_progress)
 {
+	Datum	   *values = slot->tts_values;
+
 	ExecClearTuple(slot);
-	set_column(slot, COLUMN_SCOPE, PointerGetDatum(row->key.scope), false);
-	set_column(slot, COLUMN_USER_ID, PointerGetDatum(row->key.user_id), false);
-	set_column(slot, COLUMN_REQUEST_ID, PointerGetDatum(row->key.request_id),
-			   false);
-	set_column(slot, COLUMN_STATUS, CStringGetTextDatum(status), false);
-	set_column(slot, COLUMN_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until),
-			   row->lease_until == IDEM_NO_TIME);
-	if (with_progress)
-		set_column(slot, COLUMN_LAST, PointerGetDatum(row->progress),
-				   row->progress == NULL);
-	else
-		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row->expires_at),
-				   false);
+	memset(slot->tts_isnull, 0, UNSETTLED_COLUMNS * sizeof(bool));
+	values[0] = PointerGetDatum(row->key.scope);
+	values[1] = PointerGetDatum(row->key.user_id);
+	values[2] = PointerGetDatum(row->key.request_id);
+	values[3] = CStringGetTextDatum(status);
+	values[4] = TimestampTzGetDatum(row->lease_until);
+	slot->tts_isnull[4] = row->lease_until == IDEM_NO_TIME;
+	values[5] = with_progress ? PointerGetDatum(row->progress) :
+		TimestampTzGetDatum(row->expires_at);
+	slot->tts_isnull[5] = with_progress && row->progress == NULL;
 	ExecStoreVirtualTuple(slot);
 }
 
@@ -122,10 +104,10 @@ return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit)
 
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(slot);
-		if (!slot->tts_isnull[COLUMN_LAST - 1])
+		if (!slot->tts_isnull[5])
 		{
-			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[COLUMN_LAST - 1]);
-			slot->tts_values[COLUMN_LAST - 1] = PointerGetDatum(complete);
+			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[5]);
+			slot->tts_values[5] = PointerGetDatum(complete);
 		}
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 slot->tts_values, slot->tts_isnull);
@@ -164,7 +146,7 @@ list_unsettled(FunctionCallInfo fcinfo, const text *scope, bool lapsed,
 	IdemUnsettled row;
 
 	InitMaterializedSRF(fcinfo, 0);
-	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
+	idem_require_columns(rsinfo->setDesc, UNSETTLED_COLUMNS);
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
 	if (lapsed)
 		sort = begin_sort(rsinfo->setDesc);
@@ -251,11 +233,8 @@ put_leases(ReturnSetInfo *rsinfo, int nwaiters)
 	IdemUnsettled row;
 
 	while (idem_store_unsettled_scan_next(scan, &row))
-	{
-		CHECK_FOR_INTERRUPTS();
 		if (row.lease_until > now)
 			put_held(rsinfo, &row.key, &no_runner, row.lease_until, nwaiters);
-	}
 	idem_store_unsettled_scan_end(scan);
 }
 

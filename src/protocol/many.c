@@ -229,7 +229,7 @@ static void
 claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 			BatchAnswers *answers)
 {
-	IdemClaimAnswer *some = palloc(IDEM_CLAIM_FIRST_MAX *
+	IdemClaimAnswer *some = palloc(IDEM_INSERT_MANY_MAX *
 								   sizeof(IdemClaimAnswer));
 	MemoryContext one = AllocSetContextCreate(CurrentMemoryContext,
 											  "idem batch elements",
