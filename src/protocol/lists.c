@@ -100,19 +100,15 @@ return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit)
 	for (int64 n = 0; n < limit &&
 		 tuplesort_gettupleslot(sort, true, false, slot, NULL); n++)
 	{
-		struct varlena *complete = NULL;
-
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(slot);
 		if (!slot->tts_isnull[5])
-		{
-			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[5]);
-			slot->tts_values[5] = PointerGetDatum(complete);
-		}
+			slot->tts_values[5] =
+				PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[5]));
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 slot->tts_values, slot->tts_isnull);
-		if (complete != NULL)
-			pfree(complete);
+		if (!slot->tts_isnull[5])
+			pfree(DatumGetPointer(slot->tts_values[5]));
 	}
 	tuplesort_end(sort);
 	ExecDropSingleTupleTableSlot(slot);
