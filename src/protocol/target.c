@@ -211,8 +211,6 @@ read_names(IdemTarget *target, HeapTuple tuple)
 	if (isnull)
 		return;
 	modes = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargmodes, &isnull);
-	if (isnull)
-		modes = PointerGetDatum(NULL);
 	(void) get_func_input_arg_names(names, modes, &target->names);
 }
 
@@ -447,17 +445,6 @@ read_defaults(const IdemTarget *target)
 	return defaults;
 }
 
-static Expr *
-const_of(Oid type, Datum value, bool isnull)
-{
-	int16		length;
-	bool		by_value;
-
-	get_typlenbyval(type, &length, &by_value);
-	return (Expr *) makeConst(type, -1, get_typcollation(type), length, value,
-							  isnull, by_value);
-}
-
 /*
  * The call as an expression.  Its collation follows from the arguments that are passed, as
  * in a statement.
@@ -476,12 +463,17 @@ make_call(const IdemTarget *target, Jsonb *arguments)
 		convert(target, arguments, values, nulls);
 	for (int i = 0; i < target->narguments; i++)
 	{
+		Oid			type = target->types[i];
+		int16		length;
+		bool		by_value;
 		JsonbValue	value;
 		Expr	   *argument;
 
 		if (find_value(arguments, target->names[i], &value) != NULL)
 		{
-			argument = const_of(target->types[i], values[i], nulls[i]);
+			get_typlenbyval(type, &length, &by_value);
+			argument = (Expr *) makeConst(type, -1, get_typcollation(type), length,
+										  values[i], nulls[i], by_value);
 			passed = lappend(passed, argument);
 		}
 		else
