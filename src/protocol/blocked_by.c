@@ -13,12 +13,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/subtrans.h"
 #include "access/transam.h"
 #include "executor/executor.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "nodes/execnodes.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"

@@ -401,7 +401,6 @@ refuse_second_place(const IdemClaimCall *call, const IdemClaimAnswer *answer)
 				 errhint("Write SELECT * FROM idem_try_claim(...): (f()).* calls f once for each column. A subquery of UPDATE is evaluated again if the row was changed meanwhile: lock the rows first, then claim them one by one in a loop.")));
 }
 
-/* ours: this transaction already held the key. */
 static void
 note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 {

@@ -254,7 +254,6 @@ claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	}
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(one);
-	pfree(some);
 }
 
 /*

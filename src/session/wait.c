@@ -66,9 +66,6 @@
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
-/* The shortest lock_timeout, for a caller that does not want to wait */
-#define LOCK_TIMEOUT_MIN_MS 1
-
 static ConditionVariable *lease_channels = NULL;	/* after idem_shared_use() */
 static uint32 lease_wait_event = 0;
 
@@ -279,7 +276,7 @@ idem_wait_for_lock(IdemTakeLock take, const char *holder,
 	 * for us, because we have read the table, a request that waits goes first and succeeds.
 	 */
 	if (deadline->wait_us == 0)
-		return take_lock_with_timeout(&awaited, LOCK_TIMEOUT_MIN_MS);
+		return take_lock_with_timeout(&awaited, 1);
 	return wait_for_lock_until(&awaited, deadline);
 }
 
