@@ -10,7 +10,6 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "utils/builtins.h"
 
 #include "sqlstate.h"
 #include "protocol/claim.h"

@@ -10,7 +10,6 @@
 #include "postgres.h"
 
 #include "catalog/pg_type_d.h"
-#include "fmgr.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 

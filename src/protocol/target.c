@@ -172,8 +172,11 @@ kind_of_other(Form_pg_proc proc)
 static void
 check_rights(const IdemTarget *target)
 {
-	aclcheck_error(idem_schema_aclcheck(target->schema, ACL_USAGE),
-				   OBJECT_SCHEMA, get_namespace_name(target->schema));
+	AclResult	result = idem_schema_aclcheck(target->schema, ACL_USAGE);
+
+	if (result != ACLCHECK_OK)
+		aclcheck_error(result, OBJECT_SCHEMA,
+					   get_namespace_name(target->schema));
 	aclcheck_error(idem_function_aclcheck(target->function, ACL_EXECUTE),
 				   OBJECT_FUNCTION, target->name);
 }
