@@ -39,7 +39,6 @@ OBJS = \
 	src/clean/batch.o \
 	src/protocol/call.o \
 	src/protocol/target.o \
-	src/protocol/named.o \
 	src/protocol/sink.o \
 	src/protocol/many.o \
 	src/protocol/claim_support.o \

@@ -13,12 +13,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/subtrans.h"
 #include "access/transam.h"
 #include "executor/executor.h"
 #include "fmgr.h"
-#include "funcapi.h"
 #include "nodes/execnodes.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"
@@ -28,27 +26,16 @@
 #include "compat.h"
 #include "protocol/blocked_by.h"
 
-/* Columns of pg_prepared_xact() */
-enum
-{
-	PREPARED_TRANSACTION = 1,
-	PREPARED_GID,
-	PREPARED_AT
-};
-
 /* Reads one row of pg_prepared_xact().  False: it is of another transaction. */
 static bool
 read_prepared(HeapTupleHeader row, TransactionId xid, IdemRunner *runner)
 {
 	bool		isnull;
 
-	if (DatumGetTransactionId(GetAttributeByNum(row, PREPARED_TRANSACTION,
-												&isnull)) != xid)
+	if (DatumGetTransactionId(GetAttributeByName(row, "transaction", &isnull)) != xid)
 		return false;
-	runner->gid = TextDatumGetCString(GetAttributeByNum(row, PREPARED_GID,
-														&isnull));
-	runner->since = DatumGetTimestampTz(GetAttributeByNum(row, PREPARED_AT,
-														  &isnull));
+	runner->gid = TextDatumGetCString(GetAttributeByName(row, "gid", &isnull));
+	runner->since = DatumGetTimestampTz(GetAttributeByName(row, "prepared", &isnull));
 	return true;
 }
 
@@ -141,20 +128,14 @@ transaction_to_string(TransactionId xid)
 char *
 idem_blocked_by_to_string(const IdemBlockedBy *blocked_by)
 {
-	switch (blocked_by->kind)
-	{
-		case IDEM_BY_NONE:
-			return NULL;
-		case IDEM_BY_TRANSACTION:
-			return transaction_to_string(blocked_by->xid);
-		case IDEM_BY_LEASE:
-			/* The lease does not end before the time that is told. */
-			return psprintf("A lease holds it until %s.",
-							time_to_string(blocked_by->lease_until, true));
-		case IDEM_BY_POLICY:
-			return pstrdup("A transaction that changes idem_scopes holds it up.");
-		case IDEM_BY_DDL:
-			return pstrdup("A transaction that changes an index of idem_claims, or idem_token_seq, holds it up.");
-	}
-	pg_unreachable();
+	if (TransactionIdIsValid(blocked_by->xid))
+		return transaction_to_string(blocked_by->xid);
+	if (blocked_by->changed != NULL)
+		return psprintf("A transaction that changes %s holds it up.",
+						blocked_by->changed);
+	/* The lease does not end before the time that is told. */
+	if (blocked_by->lease_until != 0)
+		return psprintf("A lease holds it until %s.",
+						time_to_string(blocked_by->lease_until, true));
+	return NULL;
 }

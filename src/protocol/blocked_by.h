@@ -7,30 +7,13 @@
 
 #include "datatype/timestamp.h"
 
-typedef enum IdemBlockedByKind
-{
-	IDEM_BY_NONE,
-	IDEM_BY_TRANSACTION,
-	IDEM_BY_LEASE,
-	IDEM_BY_POLICY,		/* a change of idem_scopes */
-	IDEM_BY_DDL			/* of an index of idem_claims, or of idem_token_seq */
-} IdemBlockedByKind;
-
+/* One of them is set, or none. */
 typedef struct IdemBlockedBy
 {
-	IdemBlockedByKind kind;
-	TransactionId xid;			/* of a transaction, or of its subtransaction */
-	TimestampTz lease_until;	/* of a lease */
+	TransactionId xid;			/* a transaction, or its subtransaction */
+	TimestampTz lease_until;	/* a lease */
+	const char *changed;		/* a transaction that changes this */
 } IdemBlockedBy;
-
-#define IDEM_BLOCKED_BY_TRANSACTION(x) \
-	((IdemBlockedBy) {.kind = IDEM_BY_TRANSACTION, .xid = (x)})
-#define IDEM_BLOCKED_BY_LEASE(until) \
-	((IdemBlockedBy) {.kind = IDEM_BY_LEASE, .lease_until = (until)})
-#define IDEM_BLOCKED_BY_POLICY \
-	((IdemBlockedBy) {.kind = IDEM_BY_POLICY})
-#define IDEM_BLOCKED_BY_DDL \
-	((IdemBlockedBy) {.kind = IDEM_BY_DDL})
 
 /* A sentence for a DETAIL, palloc'd; NULL: there is no blocker */
 extern char *idem_blocked_by_to_string(const IdemBlockedBy *blocked_by);

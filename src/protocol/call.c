@@ -10,17 +10,19 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "utils/builtins.h"
 
 #include "sqlstate.h"
 #include "protocol/claim.h"
-#include "protocol/named.h"
 #include "protocol/raise.h"
 #include "protocol/settle.h"
 #include "protocol/target.h"
 #include "session/own_claims.h"
 
 #define COMMAND "idem_call()"
+
+/* The caller has passed no fingerprint: say what differs. */
+static const char *const mismatch_hint =
+"The first call had another function or other arguments. A retry must send the same, also 30 and not \"30\"; only a new request takes a new id.";
 
 PG_FUNCTION_INFO_V1(idem_call);
 
@@ -96,7 +98,8 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_claim_one(&call, COMMAND, &answer);
 	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome_of_call(answer.outcome, &call.key, &answer.blocked_by);
+		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by,
+						   answer.outcome == IDEM_MISMATCH ? mismatch_hint : NULL);
 	/* Otherwise a function that calls itself would be recorded as executed. */
 	if (answer.outcome == IDEM_COMPLETED && idem_own_is_unsettled(&call.key))
 		ereport(ERROR,

@@ -51,7 +51,7 @@
  * does not want to wait waits for the delete, for this long.  Mostly a cleaner deletes, in
  * batches of about a second; a delete that takes longer is of some open transaction.
  */
-#define DELETE_WAIT_MS 5000
+#define DELETE_WAIT_US (5 * USECS_PER_SEC)
 
 /*
  * A group of so many new keys, or more, is claimed together, in a subtransaction.  Without groups,
@@ -96,20 +96,6 @@ PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_try_claim);
 PG_FUNCTION_INFO_V1(idem_lease);
 
-static bool
-fingerprints_differ(const bytea *ours, const IdemStored *stored)
-{
-	const bytea *theirs;
-
-	if (ours == NULL || stored == NULL)
-		return false;
-	/* A wide row can have compressed it. */
-	theirs = PG_DETOAST_DATUM_PACKED(PointerGetDatum(stored));
-	return VARSIZE_ANY_EXHDR(ours) != VARSIZE_ANY_EXHDR(theirs) ||
-		memcmp(VARDATA_ANY(ours), VARDATA_ANY(theirs),
-			   VARSIZE_ANY_EXHDR(ours)) != 0;
-}
-
 /* Whether the request of a key without a row may have been executed and forgotten */
 static bool
 is_stale(const IdemClaimCall *call)
@@ -125,7 +111,10 @@ decide(const IdemClaimCall *call, const IdemFound *found)
 {
 	const IdemRow *row = &found->row;
 
-	if (fingerprints_differ(call->fingerprint, row->fingerprint))
+	/* A wide row can have compressed its fingerprint. */
+	if (call->fingerprint != NULL && row->fingerprint != NULL &&
+		!idem_id_equal(call->fingerprint,
+					   PG_DETOAST_DATUM_PACKED(PointerGetDatum(row->fingerprint))))
 		return IDEM_MISMATCH;
 
 	switch (row->state)
@@ -193,29 +182,16 @@ promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
 	return STEP_WRITE;
 }
 
-/* predecessor: the row that was claimed in place, whose progress the answer tells; NULL:
- * none. */
+/* progress: the holder's, or that of the row that was claimed in place */
 static void
-answer_claimed(IdemClaimAnswer *answer, const IdemRow *row,
-			   const IdemRow *predecessor)
-{
-	*answer = (IdemClaimAnswer) {
-		.outcome = IDEM_CLAIMED,
-		.progress = predecessor == NULL ? NULL :
-			idem_stored_jsonb(predecessor->progress),
-		.token = row->token,
-		.expires_at = row->expires_at,
-		.lease_until = row->lease_until
-	};
-}
-
-static void
-answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row)
+answer_with(IdemClaimAnswer *answer, IdemOutcome outcome, const IdemRow *row,
+			const IdemStored *progress)
 {
 	*answer = (IdemClaimAnswer) {
 		.outcome = outcome,
 		.result = idem_stored_jsonb(row->result),
-		.progress = idem_stored_jsonb(row->progress),
+		.progress = idem_stored_jsonb(progress),
+		.token = outcome == IDEM_CLAIMED ? row->token : 0,
 		.expires_at = row->expires_at,
 		.lease_until = row->lease_until
 	};
@@ -235,7 +211,7 @@ answer_inserted(const IdemClaimCall *call, const IdemRow *row,
 
 	if (!is_stale(call))
 	{
-		answer_claimed(answer, row, NULL);
+		answer_with(answer, IDEM_CLAIMED, row, NULL);
 		return;
 	}
 	if (!idem_store_find_ours(&call->key, &mine) || !idem_store_delete(&mine))
@@ -275,7 +251,8 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 		return step;
 	if (!idem_store_update(&call->key, found, &row))
 		return STEP_WAIT_FOR_ROW_LOCK;
-	answer_claimed(answer, &row, predecessor);
+	answer_with(answer, IDEM_CLAIMED, &row,
+				predecessor == NULL ? NULL : predecessor->progress);
 	if (predecessor != NULL)
 		idem_stats_count_takeover();
 	return STEP_ANSWER;
@@ -325,9 +302,9 @@ attempt(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	answer->outcome = outcome;
 	/* In a mismatch, the row belongs to another request. */
 	if (outcome != IDEM_MISMATCH)
-		answer_with(answer, outcome, &found->row);
+		answer_with(answer, outcome, &found->row, found->row.progress);
 	if (outcome == IDEM_IN_PROGRESS)
-		answer->blocked_by = IDEM_BLOCKED_BY_LEASE(found->row.lease_until);
+		answer->blocked_by.lease_until = found->row.lease_until;
 	return outcome == IDEM_IN_PROGRESS && !found->ours ?
 		STEP_WAIT_FOR_LEASE : STEP_ANSWER;
 }
@@ -370,10 +347,10 @@ take_policy(IdemClaimCall *call)
 
 /* False: the deadline passed; the blocker is set then.  (That of a lease is set before.) */
 static bool
-wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
+wait_for_holder(IdemClaimCall *call, Step step, Look *look,
 				const IdemDeadline *delete_deadline, IdemBlockedBy *blocked_by)
 {
-	const IdemFound *found = &look->found;
+	IdemFound  *found = &look->found;
 	const IdemDeadline *deadline = &call->deadline;
 
 	Assert(step >= STEP_WAIT_FOR_POLICY);
@@ -392,16 +369,17 @@ wait_for_holder(IdemClaimCall *call, Step step, const Look *look,
 		bool		by_ddl = step == STEP_WAIT_FOR_DDL;
 
 		/* One refusal counts for all keys of the call. */
-		*blocked_by = by_ddl ? IDEM_BLOCKED_BY_DDL : IDEM_BLOCKED_BY_POLICY;
+		blocked_by->changed = by_ddl ? "an index of idem_claims, or idem_token_seq," :
+			"idem_scopes";
 		call->is_refused = call->is_refused ||
 			!idem_wait_for_lock(by_ddl ? idem_store_wait_lock : idem_policy_wait_lock,
 								by_ddl ? "a change of idem_claims" : "a change of idem_scopes",
 								deadline);
 		return !call->is_refused;
 	}
-	if (step == STEP_WAIT_FOR_ROW_LOCK)
-		return idem_wait_for_row_lock(&call->key, found, deadline, blocked_by);
-	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(found->xid);
+	if (step == STEP_WAIT_FOR_ROW_LOCK && !idem_find_locker(found))
+		return true;
+	blocked_by->xid = found->xid;
 	if (look->probe == IDEM_PROBE_DELETING && found->speculative == 0 &&
 		deadline->at_us < delete_deadline->at_us)
 		deadline = delete_deadline;
@@ -423,7 +401,6 @@ refuse_second_place(const IdemClaimCall *call, const IdemClaimAnswer *answer)
 				 errhint("Write SELECT * FROM idem_try_claim(...): (f()).* calls f once for each column. A subquery of UPDATE is evaluated again if the row was changed meanwhile: lock the rows first, then claim them one by one in a loop.")));
 }
 
-/* ours: this transaction already held the key. */
 static void
 note_answer(IdemClaimCall *call, const IdemClaimAnswer *answer, bool ours)
 {
@@ -468,7 +445,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 {
 	Step		step;
 	int64		wait_began_us = 0;
-	IdemDeadline delete_deadline;
+	IdemDeadline delete_deadline = {.wait_us = DELETE_WAIT_US};
 	bool		ours;
 
 	*answer = no_answer;
@@ -493,7 +470,7 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 		{
 			wait_began_us = idem_monotonic_us();
 			idem_deadline_begin(&call->deadline);
-			delete_deadline = idem_deadline_after(DELETE_WAIT_MS);
+			idem_deadline_begin(&delete_deadline);
 		}
 		if (!wait_for_holder(call, step, look, &delete_deadline,
 							 &answer->blocked_by))
@@ -601,7 +578,6 @@ claim_absent_keys(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 		answer_inserted(call, &rows[i].row, &answers[i]);
 		note_answer(call, &answers[i], false);
 	}
-	pfree(rows);
 	return true;
 }
 
@@ -640,7 +616,7 @@ idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 	int			nabsent;
 
 	Assert(nitems > 0 && call->lease_us == 0);
-	if (claim_together(call, items, Min(nitems, IDEM_CLAIM_FIRST_MAX),
+	if (claim_together(call, items, Min(nitems, IDEM_INSERT_MANY_MAX),
 					   answers, &look, &nabsent))
 		return nabsent;
 
@@ -698,6 +674,18 @@ idem_claim_one(IdemClaimCall *call, const char *command,
 		raise_key_time(call);
 }
 
+/* true: claimed; false: completed before; raises any other outcome. */
+static bool
+claim_or_raise(IdemClaimCall *call, const char *command)
+{
+	IdemClaimAnswer answer;
+
+	idem_claim_one(call, command, &answer);
+	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
+		idem_raise_outcome(answer.outcome, &call->key, &answer.blocked_by, NULL);
+	return answer.outcome == IDEM_CLAIMED;
+}
+
 bool
 idem_claim_marker(const IdemKey *key, const char *command)
 {
@@ -706,12 +694,8 @@ idem_claim_marker(const IdemKey *key, const char *command)
 		.settled_at_once = true,
 		.deadline = idem_deadline_from_setting()
 	};
-	IdemClaimAnswer answer;
 
-	idem_claim_one(&call, command, &answer);
-	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
-	return answer.outcome == IDEM_CLAIMED;
+	return claim_or_raise(&call, command);
 }
 
 /*
@@ -723,13 +707,9 @@ Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
 	IdemClaimCall call;
-	IdemClaimAnswer answer;
 
 	read_arguments(fcinfo, 2, &call);
-	idem_claim_one(&call, "idem_claim()", &answer);
-	if (answer.outcome != IDEM_CLAIMED && answer.outcome != IDEM_COMPLETED)
-		idem_raise_outcome(answer.outcome, &call.key, &answer.blocked_by);
-	PG_RETURN_BOOL(answer.outcome == IDEM_CLAIMED);
+	PG_RETURN_BOOL(claim_or_raise(&call, "idem_claim()"));
 }
 
 /* The row of an answer: outcome, result, progress, expires_at, lease_until, and, as a sixth

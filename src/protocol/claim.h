@@ -62,7 +62,7 @@ typedef struct IdemClaimItem
 
 /*
  * Claims the first of the items, and those after it for as long as their keys are free.
- * Returns how many it answered, at least 1.  The items are in the order of
+ * Returns how many it answered: 1 to IDEM_INSERT_MANY_MAX.  The items are in the order of
  * idem_store_compare_keys().  Before the first call, call idem_store_open().
  *
  * The caller has checked the arguments; this checks what the scope's policy says of them.
@@ -71,8 +71,6 @@ typedef struct IdemClaimItem
  */
 extern int idem_claim_first_keys(IdemClaimCall *call, const IdemClaimItem *items,
 								 int nitems, IdemClaimAnswer *answers);
-
-#define IDEM_CLAIM_FIRST_MAX IDEM_INSERT_MANY_MAX
 
 /*
  * To be called after the last key.  It may also come between two keys: it lets changes of

@@ -112,12 +112,10 @@ idem_raise_lost_lease(const IdemKey *key)
 void
 idem_raise_no_request(const IdemKey *key)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_LOST),
-			 errmsg("there is no such request in scope \"%s\"",
-					text_to_cstring(key->scope)),
-			 idem_errdetail_key(key),
-			 errhint("Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.")));
+	idem_raise_lost(key,
+					psprintf("there is no such request in scope \"%s\"",
+							 text_to_cstring(key->scope)),
+					"Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.");
 }
 
 IdemOutcome
@@ -128,40 +126,24 @@ idem_outcome_of_passed(const IdemDeadline *deadline)
 
 /* ----- the row ----- */
 
-bool
-idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
-					   const IdemDeadline *deadline, IdemBlockedBy *blocked_by)
-{
-	TransactionId locker = idem_store_row_locker(&found->ref);
-
-	*blocked_by = IDEM_BLOCKED_BY_TRANSACTION(locker);
-	return !TransactionIdIsValid(locker) ||
-		idem_wait_for_transaction(key, locker, 0, deadline);
-}
-
-void
-idem_wait_for_row_or_raise(IdemRowCall *call)
-{
-	IdemBlockedBy blocked_by;
-
-	if (!idem_wait_for_row_lock(&call->key, &call->found,
-								&call->deadline, &blocked_by))
-		idem_raise_outcome(idem_outcome_of_passed(&call->deadline),
-						   &call->key, &blocked_by);
-}
-
+/* Waits for the transaction that was found. */
 static void
-wait_for_writer_or_raise(IdemRowCall *call)
+wait_or_raise(IdemRowCall *call)
 {
-	IdemBlockedBy blocked_by = IDEM_BLOCKED_BY_TRANSACTION(call->found.xid);
+	IdemBlockedBy blocked_by = {.xid = call->found.xid};
 
+	if (call->deadline.at_us == 0)
+	{
+		call->deadline = idem_deadline_from_setting();
+		idem_deadline_begin(&call->deadline);
+	}
 	if (idem_wait_for_transaction(&call->key, call->found.xid,
 								  call->found.speculative,
 								  &call->deadline))
 		return;
 	idem_store_note_read(&call->key);
 	idem_raise_outcome(idem_outcome_of_passed(&call->deadline),
-					   &call->key, &blocked_by);
+					   &call->key, &blocked_by, NULL);
 }
 
 bool
@@ -182,10 +164,25 @@ idem_find_row(IdemRowCall *call)
 			case IDEM_PROBE_INSERTING:
 			case IDEM_PROBE_UPDATING:
 			case IDEM_PROBE_DELETING:
-				wait_for_writer_or_raise(call);
+				wait_or_raise(call);
 				break;
 		}
 	}
+}
+
+bool
+idem_find_locker(IdemFound *found)
+{
+	found->xid = idem_store_row_locker(&found->ref);
+	found->speculative = 0;
+	return TransactionIdIsValid(found->xid);
+}
+
+void
+idem_wait_for_row_or_raise(IdemRowCall *call)
+{
+	if (idem_find_locker(&call->found))
+		wait_or_raise(call);
 }
 
 void

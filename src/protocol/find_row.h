@@ -18,7 +18,7 @@ typedef struct IdemRowCall
 {
 	IdemKey		key;
 	int64		token;			/* of the lease; 0: none given */
-	IdemDeadline deadline;
+	IdemDeadline deadline;		/* idem.wait from the first wait on */
 	IdemFound	found;			/* the row, once it is found */
 } IdemRowCall;
 
@@ -51,15 +51,12 @@ extern bool idem_find_row(IdemRowCall *call);
  */
 extern void idem_find_row_of_holder(IdemRowCall *call);
 
-/*
- * Waits until no other transaction holds a lock on the row that was found.  The caller then has no
- * lock on it either, and has to look again.  When the deadline passes, the first function returns
- * false, and says in blocked_by who holds the row; the second one raises ID503, or ID409 for a
- * caller who did not want to wait.
- */
-extern bool idem_wait_for_row_lock(const IdemKey *key, const IdemFound *found,
-								   const IdemDeadline *deadline,
-								   IdemBlockedBy *blocked_by);
+/* After a row was found that cannot be written: sets the transaction in flight to the one that
+ * has locked it or changed it.  False: there is none now. */
+extern bool idem_find_locker(IdemFound *found);
+
+/* Waits for that transaction; raises like idem_find_row().  Then look again: the caller has no
+ * lock on the row either. */
 extern void idem_wait_for_row_or_raise(IdemRowCall *call);
 
 /* The outcome of a call whose deadline passed: in_progress where the caller did not want

@@ -4,7 +4,6 @@
  */
 #include "postgres.h"
 
-#include "guc.h"
 #include "protocol/find_row.h"
 #include "session/own_claims.h"
 
@@ -15,7 +14,7 @@ PG_FUNCTION_INFO_V1(idem__erase);
 Datum
 idem_forget(PG_FUNCTION_ARGS)
 {
-	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {0};
 	bool		dropped;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &call.key);
@@ -41,7 +40,7 @@ idem_forget(PG_FUNCTION_ARGS)
 Datum
 idem__erase(PG_FUNCTION_ARGS)
 {
-	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {0};
 	IdemRow    *row = &call.found.row;
 
 	idem_key_from_args(fcinfo, 0, 1, 2, &call.key);

@@ -10,13 +10,10 @@
 #include "postgres.h"
 
 #include "catalog/pg_type_d.h"
-#include "fmgr.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 #include "protocol/claim.h"
-
-#define ARGUMENTS_MAX 7
 
 PG_FUNCTION_INFO_V1(idem_try_claim_ids);
 PG_FUNCTION_INFO_V1(idem_lease_ids);
@@ -26,15 +23,13 @@ PG_FUNCTION_INFO_V1(idem_lease_ids);
 static Datum
 call_with_text(PGFunction function, FunctionCallInfo fcinfo)
 {
-	LOCAL_FCINFO(call, ARGUMENTS_MAX);
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
 	Oid		   *types;
 	int			ntypes;
 	Oid			output;
 	bool		is_varlena;
 
 	(void) get_func_signature(fcinfo->flinfo->fn_oid, &types, &ntypes);
-	if (ntypes != fcinfo->nargs || ntypes > ARGUMENTS_MAX)
-		elog(ERROR, "function %u has %d arguments", fcinfo->flinfo->fn_oid, ntypes);
 	InitFunctionCallInfoData(*call, fcinfo->flinfo, fcinfo->nargs,
 							 fcinfo->fncollation, fcinfo->context,
 							 fcinfo->resultinfo);

@@ -11,7 +11,6 @@
 #include "access/xact.h"
 #include "utils/timestamp.h"
 
-#include "guc.h"
 #include "sqlstate.h"
 #include "protocol/find_row.h"
 #include "session/own_claims.h"
@@ -24,7 +23,7 @@ PG_FUNCTION_INFO_V1(idem_fence);
 static IdemRowCall
 read_call(FunctionCallInfo fcinfo, int scope_arg)
 {
-	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {0};
 
 	idem_key_from_args(fcinfo, 0, 1, scope_arg, &call.key);
 	call.token = idem_token_from_arg(fcinfo, 2);

@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "access/tupdesc.h"
-#include "catalog/pg_collation_d.h"
 #include "catalog/pg_type_d.h"
 #include "executor/tuptable.h"
 #include "funcapi.h"
@@ -31,119 +30,61 @@
 #include "store/catalog.h"
 #include "store/store.h"
 
-/* Columns of all lists; the sixth differs */
-enum
-{
-	COLUMN_SCOPE = 1,
-	COLUMN_USER_ID,
-	COLUMN_REQUEST_ID,
-	COLUMN_STATUS,
-	COLUMN_LEASE_UNTIL,
-	COLUMN_LAST
-};
-
-/* Columns of idem__held_keys() */
-enum
-{
-	HELD_SCOPE = 1,
-	HELD_USER_ID,
-	HELD_REQUEST_ID,
-	HELD_PID,
-	HELD_GID,
-	HELD_SINCE,
-	HELD_LEASE_UNTIL,
-	HELD_WAITERS,
-	HELD_COLUMNS = HELD_WAITERS
-};
+#define UNSETTLED_COLUMNS 6		/* of idem_lapsed() and idem__unsettled_claims(); the last one differs */
+#define HELD_COLUMNS 8			/* of idem__held_keys() */
 
 PG_FUNCTION_INFO_V1(idem_lapsed);
 PG_FUNCTION_INFO_V1(idem__unsettled_claims);
 PG_FUNCTION_INFO_V1(idem__held_keys);
 
-/* What a claim would find */
-typedef enum Status
-{
-	STATUS_LIVE,				/* it would wait for the lease */
-	STATUS_LAPSED,				/* it would take the lease over */
-	STATUS_UNKNOWN,				/* it would be answered "unknown" */
-	STATUS_ABSENT				/* expired: it would know nothing of this row */
-} Status;
-
-static const char *const status_names[] = {
-	[STATUS_LIVE] = "live",
-	[STATUS_LAPSED] = "lapsed",
-	[STATUS_UNKNOWN] = "unknown"
-};
-
-static Status
+/* What a claim would do: wait for the lease, take it over, or answer "unknown".  NULL: the row has
+ * expired, and a claim knows nothing of it. */
+static const char *
 status_of(const IdemUnsettled *unsettled, TimestampTz now)
 {
 	IdemPolicy	policy;
 
 	if (unsettled->lease_until > now)
-		return STATUS_LIVE;
+		return "live";
 	policy = idem_policy(unsettled->key.scope);
 	if (policy.lapsed_unknown)
-		return STATUS_UNKNOWN;
+		return "unknown";
 	return idem_policy_ignores_row(&policy, IDEM_STATE_IN_PROGRESS,
 								   unsettled->lease_until,
 								   unsettled->expires_at) ?
-		STATUS_ABSENT : STATUS_LAPSED;
+		NULL : "lapsed";
 }
 
-/* bound: how many rows are wanted; 0: all */
+/* Longest lapsed first */
 static Tuplesortstate *
-begin_sort(TupleDesc desc, int bound)
+begin_sort(TupleDesc desc)
 {
-	AttrNumber	columns[] = {
-		COLUMN_LEASE_UNTIL, COLUMN_REQUEST_ID, COLUMN_USER_ID, COLUMN_SCOPE
-	};
-	Oid			less_text =
-		lookup_type_cache(TEXTOID, TYPECACHE_LT_OPR)->lt_opr;
-	Oid			operators[] = {
-		lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr,
-		less_text, less_text, less_text
-	};
-	Oid			collations[] = {
-		InvalidOid, C_COLLATION_OID, C_COLLATION_OID, C_COLLATION_OID
-	};
-	bool		nulls_first[] = {true, true, true, true};
-	Tuplesortstate *sort = tuplesort_begin_heap(desc, lengthof(columns), columns,
-												operators, collations,
-												nulls_first, work_mem, NULL,
-												bound > 0 ? TUPLESORT_ALLOWBOUNDED : TUPLESORT_NONE);
+	AttrNumber	lease_until = 5;
+	Oid			less = lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr;
+	Oid			no_collation = InvalidOid;
+	bool		nulls_first = true;
 
-	if (bound > 0)
-		tuplesort_set_bound(sort, bound);
-	return sort;
+	return tuplesort_begin_heap(desc, 1, &lease_until, &less, &no_collation,
+								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
 }
 
 static void
-set_column(TupleTableSlot *slot, int column, Datum value, bool isnull)
-{
-	slot->tts_values[column - 1] = value;
-	slot->tts_isnull[column - 1] = isnull;
-}
-
-static void
-fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, Status status,
+fill_slot(TupleTableSlot *slot, const IdemUnsettled *row, const char *status,
 		  bool with_progress)
 {
+	Datum	   *values = slot->tts_values;
+
 	ExecClearTuple(slot);
-	set_column(slot, COLUMN_SCOPE, PointerGetDatum(row->key.scope), false);
-	set_column(slot, COLUMN_USER_ID, PointerGetDatum(row->key.user_id), false);
-	set_column(slot, COLUMN_REQUEST_ID, PointerGetDatum(row->key.request_id),
-			   false);
-	set_column(slot, COLUMN_STATUS, CStringGetTextDatum(status_names[status]),
-			   false);
-	set_column(slot, COLUMN_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until),
-			   row->lease_until == IDEM_NO_TIME);
-	if (with_progress)
-		set_column(slot, COLUMN_LAST, PointerGetDatum(row->progress),
-				   row->progress == NULL);
-	else
-		set_column(slot, COLUMN_LAST, TimestampTzGetDatum(row->expires_at),
-				   false);
+	memset(slot->tts_isnull, 0, UNSETTLED_COLUMNS * sizeof(bool));
+	values[0] = PointerGetDatum(row->key.scope);
+	values[1] = PointerGetDatum(row->key.user_id);
+	values[2] = PointerGetDatum(row->key.request_id);
+	values[3] = CStringGetTextDatum(status);
+	values[4] = TimestampTzGetDatum(row->lease_until);
+	slot->tts_isnull[4] = row->lease_until == IDEM_NO_TIME;
+	values[5] = with_progress ? PointerGetDatum(row->progress) :
+		TimestampTzGetDatum(row->expires_at);
+	slot->tts_isnull[5] = with_progress && row->progress == NULL;
 	ExecStoreVirtualTuple(slot);
 }
 
@@ -159,19 +100,15 @@ return_sorted(ReturnSetInfo *rsinfo, Tuplesortstate *sort, int64 limit)
 	for (int64 n = 0; n < limit &&
 		 tuplesort_gettupleslot(sort, true, false, slot, NULL); n++)
 	{
-		struct varlena *complete = NULL;
-
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(slot);
-		if (!slot->tts_isnull[COLUMN_LAST - 1])
-		{
-			complete = PG_DETOAST_DATUM_COPY(slot->tts_values[COLUMN_LAST - 1]);
-			slot->tts_values[COLUMN_LAST - 1] = PointerGetDatum(complete);
-		}
+		if (!slot->tts_isnull[5])
+			slot->tts_values[5] =
+				PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[5]));
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 slot->tts_values, slot->tts_isnull);
-		if (complete != NULL)
-			pfree(complete);
+		if (!slot->tts_isnull[5])
+			pfree(DatumGetPointer(slot->tts_values[5]));
 	}
 	tuplesort_end(sort);
 	ExecDropSingleTupleTableSlot(slot);
@@ -205,18 +142,16 @@ list_unsettled(FunctionCallInfo fcinfo, const text *scope, bool lapsed,
 	IdemUnsettled row;
 
 	InitMaterializedSRF(fcinfo, 0);
-	idem_require_columns(rsinfo->setDesc, COLUMN_LAST);
-	if (limit == 0)
-		return (Datum) 0;
+	idem_require_columns(rsinfo->setDesc, UNSETTLED_COLUMNS);
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
 	if (lapsed)
-		sort = begin_sort(rsinfo->setDesc, limit > INT_MAX ? 0 : (int) limit);
+		sort = begin_sort(rsinfo->setDesc);
 	scan = idem_store_unsettled_scan_begin(scope, GetActiveSnapshot());
 	while (idem_store_unsettled_scan_next(scan, &row))
 	{
-		Status		status = status_of(&row, now);
+		const char *status = status_of(&row, now);
 
-		if (status == STATUS_ABSENT || (lapsed && status == STATUS_LIVE))
+		if (status == NULL || (lapsed && row.lease_until > now))
 			continue;
 		fill_slot(slot, &row, status, lapsed);
 		if (lapsed)
@@ -257,31 +192,31 @@ idem__unsettled_claims(PG_FUNCTION_ARGS)
 
 /* ----- who holds it ----- */
 
-/* runner: of the transaction that holds it; NULL: a lease does, until lease_until, or not even
+static const IdemRunner no_runner = {.since = DT_NOBEGIN};
+
+/* runner: of the transaction that holds it; no_runner: a lease does, until lease_until, or not even
  * that is known (IDEM_NO_TIME).  nwaiters: -1: not known */
 static void
 put_held(ReturnSetInfo *rsinfo, const IdemKey *key, const IdemRunner *runner,
 		 TimestampTz lease_until, int nwaiters)
 {
-	Datum		values[HELD_COLUMNS] = {0};
+	Datum		values[HELD_COLUMNS];
 	bool		nulls[HELD_COLUMNS] = {false};
 
-	values[HELD_SCOPE - 1] = PointerGetDatum(key->scope);
-	values[HELD_USER_ID - 1] = PointerGetDatum(key->user_id);
-	values[HELD_REQUEST_ID - 1] = PointerGetDatum(key->request_id);
-	nulls[HELD_PID - 1] = runner == NULL || runner->pid == 0;
-	nulls[HELD_GID - 1] = runner == NULL || runner->gid == NULL;
-	nulls[HELD_SINCE - 1] = runner == NULL || runner->since == DT_NOBEGIN;
-	if (!nulls[HELD_PID - 1])
-		values[HELD_PID - 1] = Int32GetDatum(runner->pid);
-	if (!nulls[HELD_GID - 1])
-		values[HELD_GID - 1] = CStringGetTextDatum(runner->gid);
-	if (!nulls[HELD_SINCE - 1])
-		values[HELD_SINCE - 1] = TimestampTzGetDatum(runner->since);
-	values[HELD_LEASE_UNTIL - 1] = TimestampTzGetDatum(lease_until);
-	nulls[HELD_LEASE_UNTIL - 1] = lease_until == IDEM_NO_TIME;
-	values[HELD_WAITERS - 1] = Int32GetDatum(nwaiters);
-	nulls[HELD_WAITERS - 1] = nwaiters < 0;
+	values[0] = PointerGetDatum(key->scope);
+	values[1] = PointerGetDatum(key->user_id);
+	values[2] = PointerGetDatum(key->request_id);
+	values[3] = Int32GetDatum(runner->pid);
+	nulls[3] = runner->pid == 0;
+	nulls[4] = runner->gid == NULL;
+	if (!nulls[4])
+		values[4] = CStringGetTextDatum(runner->gid);
+	values[5] = TimestampTzGetDatum(runner->since);
+	nulls[5] = runner->since == DT_NOBEGIN;
+	values[6] = TimestampTzGetDatum(lease_until);
+	nulls[6] = lease_until == IDEM_NO_TIME;
+	values[7] = Int32GetDatum(nwaiters);
+	nulls[7] = nwaiters < 0;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
@@ -294,11 +229,8 @@ put_leases(ReturnSetInfo *rsinfo, int nwaiters)
 	IdemUnsettled row;
 
 	while (idem_store_unsettled_scan_next(scan, &row))
-	{
-		CHECK_FOR_INTERRUPTS();
 		if (row.lease_until > now)
-			put_held(rsinfo, &row.key, NULL, row.lease_until, nwaiters);
-	}
+			put_held(rsinfo, &row.key, &no_runner, row.lease_until, nwaiters);
 	idem_store_unsettled_scan_end(scan);
 }
 
@@ -336,7 +268,7 @@ idem__held_keys(PG_FUNCTION_ARGS)
 			is_running = idem_find_runner(waiters[i].xid, &runner);
 		/* If the holder is gone, the waiter is about to wake up. */
 		if (is_lease || is_running)
-			put_held(rsinfo, &waiters[i].key, is_lease ? NULL : &runner,
+			put_held(rsinfo, &waiters[i].key, is_lease ? &no_runner : &runner,
 					 IDEM_NO_TIME, 1);
 	}
 	return (Datum) 0;

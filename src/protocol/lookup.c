@@ -117,18 +117,10 @@ idem_status(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(idem_catalog()->outcome[outcome_of_row(&key, &row)]);
 }
 
-/* A NULL pointer becomes SQL's NULL. */
-static void
-set_varlena(Datum *value, bool *isnull, const void *varlena)
-{
-	*value = PointerGetDatum(varlena);
-	*isnull = varlena == NULL;
-}
-
 /*
  * False: the server does not know.  It tracks the commits of some time only, and none of a
- * transaction that runs; and a frozen row does not tell who wrote it.  On a standby, asking for it raises an error if the primary does not
- * track commits, and no function tells beforehand.
+ * transaction that runs; and a frozen row does not tell who wrote it.  On a standby, asking raises
+ * an error if the primary does not track commits, and no function tells beforehand.
  */
 static bool
 find_commit(TransactionId xid, TimestampTz *committed_at)
@@ -160,9 +152,12 @@ idem_lookup(PG_FUNCTION_ARGS)
 	values[1] = TimestampTzGetDatum(row.expires_at);
 	values[2] = TimestampTzGetDatum(row.lease_until);
 	nulls[2] = row.lease_until == IDEM_NO_TIME;
-	set_varlena(&values[3], &nulls[3], row.fingerprint);
-	set_varlena(&values[4], &nulls[4], row.result);
-	set_varlena(&values[5], &nulls[5], row.progress);
+	values[3] = PointerGetDatum(row.fingerprint);
+	nulls[3] = row.fingerprint == NULL;
+	values[4] = PointerGetDatum(row.result);
+	nulls[4] = row.result == NULL;
+	values[5] = PointerGetDatum(row.progress);
+	nulls[5] = row.progress == NULL;
 	nulls[6] = !find_commit(row.writer, &committed_at);
 	if (!nulls[6])
 		values[6] = TimestampTzGetDatum(committed_at);

@@ -163,8 +163,7 @@ put_row(TupleTableSlot *slot, int ordinal, IdemOutcome outcome,
 
 /* At first all answers are "invalid": those of valid elements are put later. */
 static void
-begin_answers(BatchAnswers *answers, const text *scope, int n, int ninvalid,
-			  TupleDesc desc)
+begin_answers(BatchAnswers *answers, int n, TupleDesc desc)
 {
 	AttrNumber	ordinal = 1;
 	Oid			ascending = Int4LessOperator;
@@ -174,8 +173,6 @@ begin_answers(BatchAnswers *answers, const text *scope, int n, int ninvalid,
 	answers->outcome = palloc(Max(n, 1) * sizeof(IdemOutcome));
 	for (int i = 0; i < n; i++)
 		answers->outcome[i] = IDEM_INVALID;
-	for (int i = 0; i < ninvalid; i++)
-		idem_stats_count_outcome(scope, IDEM_INVALID);
 	answers->has_result = palloc0(Max(n, 1) * sizeof(bool));
 	answers->results = tuplesort_begin_heap(desc, 1, &ordinal, &ascending,
 											&no_collation, &nulls_first,
@@ -184,7 +181,8 @@ begin_answers(BatchAnswers *answers, const text *scope, int n, int ninvalid,
 }
 
 static void
-return_answers(BatchAnswers *answers, int n, ReturnSetInfo *rsinfo)
+return_answers(BatchAnswers *answers, const text *scope, int n,
+			   ReturnSetInfo *rsinfo)
 {
 	TupleTableSlot *result = MakeSingleTupleTableSlot(rsinfo->setDesc,
 													  &TTSOpsMinimalTuple);
@@ -194,6 +192,8 @@ return_answers(BatchAnswers *answers, int n, ReturnSetInfo *rsinfo)
 	{
 		TupleTableSlot *slot = result;
 
+		if (answers->outcome[i] == IDEM_INVALID)
+			idem_stats_count_outcome(scope, IDEM_INVALID);
 		if (!answers->has_result[i])
 		{
 			slot = answers->slot;
@@ -217,8 +217,6 @@ put_answer(BatchAnswers *answers, const IdemClaimItem *item,
 
 	Assert(answers->outcome[ordinal - 1] == IDEM_INVALID);
 	answers->outcome[ordinal - 1] = answer->outcome;
-	if (answer->outcome == IDEM_INVALID)
-		idem_stats_count_outcome(item->key.scope, IDEM_INVALID);
 	if (answer->result == NULL)
 		return;
 	answers->has_result[ordinal - 1] = true;
@@ -231,7 +229,7 @@ static void
 claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 			BatchAnswers *answers)
 {
-	IdemClaimAnswer *some = palloc(IDEM_CLAIM_FIRST_MAX *
+	IdemClaimAnswer *some = palloc(IDEM_INSERT_MANY_MAX *
 								   sizeof(IdemClaimAnswer));
 	MemoryContext one = AllocSetContextCreate(CurrentMemoryContext,
 											  "idem batch elements",
@@ -256,7 +254,6 @@ claim_items(IdemClaimCall *call, const IdemClaimItem *items, int nitems,
 	}
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(one);
-	pfree(some);
 }
 
 /*
@@ -285,9 +282,9 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	idem_require_columns(rsinfo->setDesc, 3);
 	idem_store_open("idem_claim_many()");
-	begin_answers(&answers, scope, n, n - nvalid, rsinfo->setDesc);
+	begin_answers(&answers, n, rsinfo->setDesc);
 	claim_items(&call, items, nvalid, &answers);
 	idem_claim_end(&call);
-	return_answers(&answers, n, rsinfo);
+	return_answers(&answers, scope, n, rsinfo);
 	return (Datum) 0;
 }

@@ -48,13 +48,9 @@ static const OutcomeError outcome_errors[IDEM_OUTCOME_COUNT] = {
 	}
 };
 
-/* The caller of idem_call() has passed no fingerprint: say what differs. */
-static const char *const mismatch_of_call_hint =
-"The first call had another function or other arguments. A retry must send the same, also 30 and not \"30\"; only a new request takes a new id.";
-
-static void
-raise_outcome(IdemOutcome outcome, const IdemKey *key,
-			  const IdemBlockedBy *blocked_by, const char *hint)
+void
+idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
+				   const IdemBlockedBy *blocked_by, const char *hint)
 {
 	const OutcomeError *error = &outcome_errors[outcome];
 
@@ -63,21 +59,5 @@ raise_outcome(IdemOutcome outcome, const IdemKey *key,
 			(errcode(error->sqlstate),
 			 errmsg("%s", error->message),
 			 idem_errdetail_key_and(key, idem_blocked_by_to_string(blocked_by)),
-			 errhint("%s", hint)));
-}
-
-void
-idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-				   const IdemBlockedBy *blocked_by)
-{
-	raise_outcome(outcome, key, blocked_by, outcome_errors[outcome].hint);
-}
-
-void
-idem_raise_outcome_of_call(IdemOutcome outcome, const IdemKey *key,
-						   const IdemBlockedBy *blocked_by)
-{
-	raise_outcome(outcome, key, blocked_by,
-				  outcome == IDEM_MISMATCH ? mismatch_of_call_hint :
-				  outcome_errors[outcome].hint);
+			 errhint("%s", hint != NULL ? hint : error->hint)));
 }

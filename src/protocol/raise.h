@@ -9,13 +9,9 @@
 #include "store/catalog.h"
 #include "store/key.h"
 
-/* Raises the outcome; not for claimed, completed and invalid, which no call raises. */
+/* Raises the outcome; not for claimed, completed and invalid, which no call raises.  hint: NULL:
+ * the one of the outcome. */
 extern void idem_raise_outcome(IdemOutcome outcome, const IdemKey *key,
-							   const IdemBlockedBy *blocked_by);
-
-/* The same for idem_call(), where the hint of a mismatch is another one. */
-extern void idem_raise_outcome_of_call(IdemOutcome outcome,
-									   const IdemKey *key,
-									   const IdemBlockedBy *blocked_by);
+							   const IdemBlockedBy *blocked_by, const char *hint);
 
 #endif							/* IDEM_PROTOCOL_RAISE_H */

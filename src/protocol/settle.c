@@ -13,7 +13,6 @@
 
 #include "utils/jsonb.h"
 
-#include "guc.h"
 #include "protocol/find_row.h"
 #include "protocol/settle.h"
 #include "session/own_claims.h"
@@ -55,25 +54,13 @@ write_settled(IdemRowCall *call, const IdemPolicy *policy, IdemState state,
 	return idem_store_update(&call->key, &call->found, &row);
 }
 
-typedef enum Standing
+/* Whether a row that is settled was settled in this way */
+static bool
+is_repeat(const IdemRow *row, IdemState state, const Jsonb *result)
 {
-	NOT_SETTLED,
-	SETTLED_THIS_WAY,			/* the same state and result */
-	SETTLED_OTHERWISE
-} Standing;
-
-/* unsettled: this transaction claimed the key and has not settled it. */
-static Standing
-standing(const IdemRow *row, bool unsettled, IdemState state,
-		 const Jsonb *result)
-{
-	if (row->state == IDEM_STATE_IN_PROGRESS || (unsettled && row->token == 0))
-		return NOT_SETTLED;
-	if (row->state != state)
-		return SETTLED_OTHERWISE;
-	return row->healed ||
-		equal_results(idem_stored_jsonb(row->result), result) ?
-		SETTLED_THIS_WAY : SETTLED_OTHERWISE;
+	return row->state == state &&
+		(row->healed ||
+		 equal_results(idem_stored_jsonb(row->result), result));
 }
 
 bool
@@ -81,28 +68,30 @@ idem_settle(const char *command, IdemRowCall *call, IdemState state,
 			Jsonb *result)
 {
 	IdemPolicy	policy;
+	const IdemRow *row = &call->found.row;
 	bool		unsettled = idem_own_is_unsettled(&call->key);
-	Standing	now;
 
-	call->deadline = idem_deadline_after(idem_wait);
 	idem_store_open(command);
 	policy = idem_policy(call->key.scope);
 	idem_check_size(&call->key, &policy, result, "result");
 	for (;;)
 	{
 		idem_find_row_of_holder(call);
-		now = standing(&call->found.row, unsettled, state, result);
-		if (now == SETTLED_OTHERWISE)
+		/* The row of a transactional claim is completed from the start. */
+		if (row->state != IDEM_STATE_IN_PROGRESS &&
+			!(unsettled && row->token == 0))
+		{
+			if (is_repeat(row, state, result))
+				return false;
 			idem_raise_lost(&call->key,
 							"request is settled already, in another way",
 							"Settle a request once; a repeat must be identical.");
-		if (now == SETTLED_THIS_WAY)
-			return false;
+		}
 		if (write_settled(call, &policy, state, result))
 			break;
 		idem_wait_for_row_or_raise(call);
 	}
-	if (call->found.row.token != 0)
+	if (row->token != 0)
 		idem_commit_lease(&call->key);
 	idem_own_note_settled(&call->key, result);
 	return true;
@@ -127,7 +116,7 @@ settle_held(FunctionCallInfo fcinfo, const char *command, IdemState state)
 static bool
 settle_named(FunctionCallInfo fcinfo, const char *command, IdemState state)
 {
-	IdemRowCall	call;
+	IdemRowCall	call = {0};
 
 	idem_key_from_args(fcinfo, 0, 1, 4, &call.key);
 	call.token = idem_token_from_arg(fcinfo, 3);
@@ -181,7 +170,7 @@ Datum
 idem_heal(PG_FUNCTION_ARGS)
 {
 	Jsonb	   *result = result_from_arg(fcinfo, 2);
-	IdemRowCall	call = {.deadline = idem_deadline_after(idem_wait)};
+	IdemRowCall	call = {0};
 	IdemPolicy	policy;
 	bool		healed;
 

@@ -73,7 +73,6 @@ typedef struct Sink
 	text	   *scope;
 	SinkColumn	user;
 	SinkColumn	request;
-	bool		is_partition;
 } Sink;
 
 /* The latest transaction that deleted rows of a partition, and its latest statement that did */
@@ -221,8 +220,7 @@ check_sink(FunctionCallInfo fcinfo, TriggerData *data)
 	sink->user = find_column(data->tg_relation, trigger->tgargs[1], "user_id");
 	sink->request = find_column(data->tg_relation, trigger->tgargs[2],
 								"request_id");
-	sink->is_partition = data->tg_relation->rd_rel->relispartition;
-	if (sink->is_partition)
+	if (data->tg_relation->rd_rel->relispartition)
 		require_trigger_of_root(data);
 	MemoryContextSwitchTo(caller);
 	fcinfo->flinfo->fn_extra = sink;
@@ -297,13 +295,14 @@ idem_skip_duplicates(PG_FUNCTION_ARGS)
 {
 	TriggerData *data = called_before_row(fcinfo);
 	Sink	   *sink = check_sink(fcinfo, data);
+	bool		is_partition = data->tg_relation->rd_rel->relispartition;
 	IdemKey		key = {.scope = sink->scope};
 
 	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
 		return PointerGetDatum(data->tg_newtuple);
 	if (TRIGGER_FIRED_BY_DELETE(data->tg_event))
 	{
-		if (sink->is_partition)
+		if (is_partition)
 			note_delete();
 		return PointerGetDatum(data->tg_trigtuple);
 	}
@@ -312,7 +311,7 @@ idem_skip_duplicates(PG_FUNCTION_ARGS)
 	key.request_id = read_id(data, &sink->request);
 	if (idem_claim_marker(&key, COMMAND))
 		return PointerGetDatum(data->tg_trigtuple);
-	if (sink->is_partition && may_move_here())
+	if (is_partition && may_move_here())
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot tell whether a row is new or moves from another partition"),

@@ -1,7 +1,7 @@
 /*
  * target.c
- *	  The function that idem_call() runs: which functions it can run, how the arguments get
- *	  their types, and the run itself.
+ *	  The function that idem_call() runs: which one a text such as 'pay(int, numeric)' names,
+ *	  which functions it can run, how the arguments get their types, and the run itself.
  *
  * Everything here happens with the rights of the current role, as if that role had called
  * the function in a statement: the executor checks the right to call it, and calls functions
@@ -17,10 +17,12 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -32,6 +34,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
+#include "utils/inval.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
@@ -44,7 +47,103 @@
 #include "protocol/target.h"
 #include "store/key.h"
 
-/* ----- which functions ----- */
+/* ----- which function a text names ----- */
+
+/*
+ * A cast to regprocedure parses the text, and each type in it, at each call: 10,000
+ * instructions for two arguments.  So a session remembers what the latest texts named.
+ *
+ * What a text names depends on the search_path, on the current role, which may use some
+ * schemas and not others, and on the catalogs read here.  An answer is used again only for the
+ * same search_path and role, and until one of these catalogs changes.  The schemas that the server
+ * makes of a search_path have to be the same, too: it can find them late, as when a role is granted
+ * that may use another one.  The text of the search_path says besides where temporary types come.
+ * Whether the function can be executed is not remembered.
+ */
+
+/* Texts, by their hash; longer ones are not remembered. */
+#define REMEMBERED 16
+#define TEXT_MAX 256
+#define SCHEMAS_MAX 16
+
+typedef struct Remembered
+{
+	uint64		changes;		/* of the catalogs, before the text was looked up; 0: empty */
+	Oid			role;
+	Oid			function;
+	int			length;
+	char		name[TEXT_MAX]; /* not terminated */
+	char		search_path[TEXT_MAX];
+	int			nschemas;
+	Oid			schemas[SCHEMAS_MAX];
+} Remembered;
+
+static Remembered remembered[REMEMBERED];
+static uint64 changes = 0;		/* 0: nobody counts them yet */
+
+static void
+count_change(Datum arg, IdemSysCacheId cache, uint32 hash)
+{
+	changes++;
+}
+
+static void
+count_changes(void)
+{
+	/* Functions and types; schemas, and which of them a role may use, also the owner of the database */
+	static const IdemSysCacheId caches[] = {
+		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM, DATABASEOID
+	};
+
+	for (int i = 0; i < lengthof(caches); i++)
+		CacheRegisterSyscacheCallback(caches[i], count_change, (Datum) 0);
+	changes = 1;
+}
+
+static Oid
+look_up(const text *name)
+{
+	return DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+												CStringGetDatum(text_to_cstring(name))));
+}
+
+Oid
+idem_named_function(const text *name)
+{
+	int			length = VARSIZE_ANY_EXHDR(name);
+	Remembered	asked;
+	Remembered *place;
+
+	if (changes == 0)
+		count_changes();
+	memset(&asked, 0, sizeof(asked));
+	asked.changes = changes;
+	asked.role = GetUserId();
+	asked.length = length;
+	asked.nschemas = fetch_search_path_array(asked.schemas, SCHEMAS_MAX);
+	if (length > TEXT_MAX || asked.nschemas > SCHEMAS_MAX ||
+		strlen(namespace_search_path) >= TEXT_MAX)
+		return look_up(name);
+	memcpy(asked.name, VARDATA_ANY(name), length);
+	strcpy(asked.search_path, namespace_search_path);
+
+	place = &remembered[hash_bytes((const unsigned char *) asked.name, length) % REMEMBERED];
+	asked.function = place->function;
+	if (memcmp(place, &asked, sizeof(asked)) == 0)
+		return place->function;
+
+	/*
+	 * The look-up can call the function that reads a type's modifier, and that can change anything.  If
+	 * it changes the search_path, the answer is not remembered; if a catalog changes, it counts for
+	 * this call only.
+	 */
+	asked.function = look_up(name);
+	if (strcmp(asked.search_path, namespace_search_path) == 0)
+		*place = asked;
+	return asked.function;
+}
+
+/* ----- which functions can be run ----- */
 
 /* NULL: one that can be run */
 static const char *
@@ -78,9 +177,8 @@ check_rights(const IdemTarget *target)
 	if (result != ACLCHECK_OK)
 		aclcheck_error(result, OBJECT_SCHEMA,
 					   get_namespace_name(target->schema));
-	result = idem_function_aclcheck(target->function, ACL_EXECUTE);
-	if (result != ACLCHECK_OK)
-		aclcheck_error(result, OBJECT_FUNCTION, target->name);
+	aclcheck_error(idem_function_aclcheck(target->function, ACL_EXECUTE),
+				   OBJECT_FUNCTION, target->name);
 }
 
 static void
@@ -116,8 +214,6 @@ read_names(IdemTarget *target, HeapTuple tuple)
 	if (isnull)
 		return;
 	modes = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargmodes, &isnull);
-	if (isnull)
-		modes = PointerGetDatum(NULL);
 	(void) get_func_input_arg_names(names, modes, &target->names);
 }
 
@@ -161,12 +257,6 @@ idem_target(Oid function)
 }
 
 /* ----- the names of the arguments ----- */
-
-static bool
-has_default(const IdemTarget *target, int argument)
-{
-	return argument >= target->narguments - target->ndefaults;
-}
 
 /* NULL: the object has no such key */
 static JsonbValue *
@@ -218,9 +308,8 @@ idem_target_check_names(const IdemTarget *target, Jsonb *arguments)
 		if (token == WJB_KEY)
 			check_is_argument(target, &value);
 
-	for (int i = 0; i < target->narguments; i++)
-		if (!has_default(target, i) &&
-			find_value(arguments, target->names[i], &value) == NULL)
+	for (int i = 0; i < target->narguments - target->ndefaults; i++)
+		if (find_value(arguments, target->names[i], &value) == NULL)
 			ereport(ERROR,
 					(errcode(ERRCODE_IDEM_INVALID),
 					 errmsg("argument \"%s\" of function %s is missing",
@@ -294,7 +383,6 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 	HeapTuple	tuple;
 	FmgrInfo	populate;
 	HeapTupleHeader row;
-	HeapTupleData converted;
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
 		.callback = report_conversion,
@@ -326,11 +414,8 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 												HeapTupleGetDatum(tuple),
 												JsonbPGetDatum(arguments)));
 	error_context_stack = context.previous;
-	converted.t_len = HeapTupleHeaderGetDatumLength(row);
-	ItemPointerSetInvalid(&converted.t_self);
-	converted.t_tableOid = InvalidOid;
-	converted.t_data = row;
-	heap_deform_tuple(&converted, desc, values, nulls);
+	for (int i = 0; i < target->narguments; i++)
+		values[i] = GetAttributeByNum(row, i + 1, &nulls[i]);
 }
 
 static void
@@ -350,29 +435,17 @@ read_defaults(const IdemTarget *target)
 										ObjectIdGetDatum(target->function));
 	bool		isnull;
 	Datum		stored;
-	List	   *defaults = NIL;
+	List	   *defaults;
 
 	if (!HeapTupleIsValid(tuple))
 		raise_dropped(target);	/* by a conversion, such as the CHECK of a domain */
 	stored = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults,
 						   &isnull);
-	if (!isnull)
-		defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
-	if (defaults == NIL)
+	if (isnull)
 		elog(ERROR, "function %u has no defaults", target->function);
+	defaults = castNode(List, stringToNode(TextDatumGetCString(stored)));
 	ReleaseSysCache(tuple);
 	return defaults;
-}
-
-static Expr *
-const_of(Oid type, Datum value, bool isnull)
-{
-	int16		length;
-	bool		by_value;
-
-	get_typlenbyval(type, &length, &by_value);
-	return (Expr *) makeConst(type, -1, get_typcollation(type), length, value,
-							  isnull, by_value);
 }
 
 /*
@@ -393,12 +466,17 @@ make_call(const IdemTarget *target, Jsonb *arguments)
 		convert(target, arguments, values, nulls);
 	for (int i = 0; i < target->narguments; i++)
 	{
+		Oid			type = target->types[i];
+		int16		length;
+		bool		by_value;
 		JsonbValue	value;
 		Expr	   *argument;
 
 		if (find_value(arguments, target->names[i], &value) != NULL)
 		{
-			argument = const_of(target->types[i], values[i], nulls[i]);
+			get_typlenbyval(type, &length, &by_value);
+			argument = (Expr *) makeConst(type, -1, get_typcollation(type), length,
+										  values[i], nulls[i], by_value);
 			passed = lappend(passed, argument);
 		}
 		else
@@ -419,22 +497,11 @@ make_call(const IdemTarget *target, Jsonb *arguments)
 	return call;
 }
 
-/* In the caller's memory context */
-static Datum
-evaluate(Expr *expression, bool *isnull)
-{
-	ExprContext *context = CreateStandaloneExprContext();
-	Datum		result = ExecEvalExpr(ExecInitExpr(expression, NULL), context,
-									  isnull);
-
-	FreeExprContext(context, true);
-	return result;
-}
-
 Jsonb *
 idem_target_run(const IdemTarget *target, Jsonb *arguments)
 {
 	Expr	   *expression;
+	ExprContext *context;
 	Datum		result;
 	bool		isnull;
 
@@ -452,7 +519,9 @@ idem_target_run(const IdemTarget *target, Jsonb *arguments)
 										   list_make1(expression), InvalidOid,
 										   exprCollation((Node *) expression),
 										   COERCE_EXPLICIT_CALL);
-	result = evaluate(expression, &isnull);
+	context = CreateStandaloneExprContext();
+	result = ExecEvalExpr(ExecInitExpr(expression, NULL), context, &isnull);
+	FreeExprContext(context, true);
 	PopActiveSnapshot();
 	return isnull || target->result_type == VOIDOID ? NULL :
 		DatumGetJsonbP(result);

@@ -21,6 +21,13 @@ typedef struct IdemTarget
 } IdemTarget;
 
 /*
+ * The function that name means to the current role with its search_path: a name with argument
+ * types, or an OID.  Raises what a cast to regprocedure raises.  The function can be gone, or
+ * be one that the role may not execute: the caller checks that.
+ */
+extern Oid	idem_named_function(const text *name);
+
+/*
  * Looks the function up.  Raises 42883 where there is none, 42809 where idem_call() cannot
  * run it, 42501 where the current role may not, ID400 where it has an argument without a
  * name.  What it returns is palloc'd.

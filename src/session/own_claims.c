@@ -311,9 +311,23 @@ make_claim(const IdemKey *key)
 	return claim;
 }
 
+/* Sets the answer at the level of the current savepoint. */
 static void
-set_result(AnswerLevel *level, const Jsonb *result)
+set_answer(OwnClaim *claim, IdemOutcome outcome, const Jsonb *result)
 {
+	SubTransactionId mine = GetCurrentSubTransactionId();
+	AnswerLevel *level = answers;
+
+	Assert(level == NULL || level->given_in <= mine);
+	if (level == NULL || level->given_in != mine)
+	{
+		level = MemoryContextAllocZero(claims_context, sizeof(AnswerLevel));
+		level->below = answers;
+		level->given_in = mine;
+		answers = level;
+	}
+	level->claim = claim;
+	level->latest.outcome = outcome;
 	if (level->latest.result != NULL)
 		pfree(level->latest.result);
 	level->latest.result = NULL;
@@ -324,81 +338,29 @@ set_result(AnswerLevel *level, const Jsonb *result)
 	}
 }
 
-/* The level of the current savepoint; the caller fills in its answer. */
-static AnswerLevel *
-current_level(void)
-{
-	SubTransactionId mine = GetCurrentSubTransactionId();
-
-	Assert(answers == NULL || answers->given_in <= mine);
-	if (answers == NULL || answers->given_in != mine)
-	{
-		AnswerLevel *level = MemoryContextAllocZero(claims_context,
-													sizeof(AnswerLevel));
-
-		level->below = answers;
-		level->given_in = mine;
-		answers = level;
-	}
-	return answers;
-}
-
-static CommandId
-current_statement(void)
-{
-	return GetActiveSnapshot()->curcid;
-}
-
 void
 idem_own_note_claimed(const IdemKey *key, const FmgrInfo *place)
 {
-	AnswerLevel *level;
 	OwnClaim   *claim;
 
 	start_transaction();
 	claim = make_claim(key);
 	claim->place = place;
-	claim->statement = current_statement();
+	claim->statement = GetActiveSnapshot()->curcid;
 	if (claims_by_key != NULL)
 		index_claim(claims_by_key, claim);
 	dlist_push_tail(&own_claims, &claim->claim_node);
 	unsettled_count++;
-
-	level = current_level();
-	level->claim = claim;
-	level->latest.outcome = IDEM_CLAIMED;
-	set_result(level, NULL);
+	set_answer(claim, IDEM_CLAIMED, NULL);
 }
 
 void
 idem_own_note_answer(const IdemKey *key, IdemOutcome outcome,
 					  const Jsonb *result, bool ours)
 {
-	AnswerLevel *level;
-
 	Assert(outcome != IDEM_INVALID);
 	start_transaction();
-	level = current_level();
-	level->claim = ours ? find_claim(key) : NULL;
-	level->latest.outcome = outcome;
-	set_result(level, result);
-}
-
-/* If the latest claim call asked for this key, the short idem_result() now returns the
- * result. */
-static void
-note_settled_answer(OwnClaim *claim, const Jsonb *result)
-{
-	IdemOutcome outcome;
-	AnswerLevel *level;
-
-	if (answers == NULL || answers->claim != claim)
-		return;
-	outcome = answers->latest.outcome;
-	level = current_level();
-	level->claim = claim;
-	level->latest.outcome = outcome;
-	set_result(level, result);
+	set_answer(ours ? find_claim(key) : NULL, outcome, result);
 }
 
 /*
@@ -419,7 +381,9 @@ idem_own_note_settled(const IdemKey *key, const Jsonb *result)
 		 claim = superseded)
 	{
 		superseded = claim->shadowed;
-		note_settled_answer(claim, result);
+		/* The latest claim call asked for this key: idem_result() now returns the result. */
+		if (answers != NULL && answers->claim == claim)
+			set_answer(claim, answers->latest.outcome, result);
 		if (claim->claimed_in == GetCurrentSubTransactionId())
 			remove_claim(claim);
 		else
@@ -445,7 +409,7 @@ idem_own_is_claimed_elsewhere(const IdemKey *key, const FmgrInfo *place)
 	OwnClaim   *claim = find_claim(key);
 
 	return claim != NULL && is_unsettled(claim) && claim->place != place &&
-		claim->statement == current_statement();
+		claim->statement == GetActiveSnapshot()->curcid;
 }
 
 static char *

@@ -38,15 +38,13 @@ extern bool idem_own_is_unsettled(const IdemKey *key);
 
 /*
  * Whether the statement that now runs has claimed the key from another place in it, and has not
- * settled it.  The caller then raises an error, since the statement would take its own first
- * claim for an execution that was done before.
- *	- A place is the FmgrInfo of the call.  Each call that is written in a statement has its own.
- *	  A call that the server evaluates once more, since another transaction has changed the row
- *	  (EvalPlanQual), has another one: so this second claim is refused as well.
- *	- A statement is a command id of the active snapshot.  A function that is not inlined runs
- *	  statements of its own.  Cursors that are open at the same time can have the same command
- *	  id, and so can the statements of a STABLE function.  In these a second claim is refused too,
- *	  which in a statement of its own would have been answered "completed".
+ * settled it.
+ *	- A place is the FmgrInfo of the call.  Each call that is written in a statement has its own,
+ *	  and so has a call that the server evaluates once more, since another transaction has changed
+ *	  the row (EvalPlanQual).
+ *	- A statement is a command id of the active snapshot.  Cursors that are open at the same time
+ *	  can have the same one, and so can the statements of a STABLE function: a second claim there
+ *	  counts as one of the same statement.
  */
 extern bool idem_own_is_claimed_elsewhere(const IdemKey *key,
 										   const FmgrInfo *place);

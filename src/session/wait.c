@@ -14,7 +14,7 @@
  *
  * The timeout can fire just after the lock was granted, or after the wait failed for another
  * reason.  The timeout has then requested a cancel that nobody has processed yet: it would raise
- * 55P03 later, in a session whose lock_timeout is 0.  forget_lock_timeout() clears the request.
+ * 55P03 later, in a session whose lock_timeout is 0.  take_lock_with_timeout() clears the request.
  * The lock counts as granted.  The caller looks at the key again; if it must wait again, it
  * finds that the deadline has passed.
  *
@@ -66,20 +66,11 @@
 #define LEASE_PAUSE_MIN_MS 1
 #define LEASE_PAUSE_MAX_MS 100
 
-/* The shortest lock_timeout, for a caller that does not want to wait */
-#define LOCK_TIMEOUT_MIN_MS 1
-
 static ConditionVariable *lease_channels = NULL;	/* after idem_shared_use() */
 static uint32 lease_wait_event = 0;
 
 /* Channels to broadcast when this transaction commits */
 static Bitmapset *wake_channels = NULL;
-
-static int64
-patience_us(int wait_ms)
-{
-	return wait_ms < 0 ? IDEM_FOREVER : (int64) wait_ms * 1000;
-}
 
 void
 idem_deadline_begin(IdemDeadline *deadline)
@@ -94,18 +85,11 @@ idem_deadline_begin(IdemDeadline *deadline)
 }
 
 IdemDeadline
-idem_deadline_after(int wait_ms)
-{
-	IdemDeadline deadline = {.wait_us = patience_us(wait_ms)};
-
-	idem_deadline_begin(&deadline);
-	return deadline;
-}
-
-IdemDeadline
 idem_deadline_from_setting(void)
 {
-	return (IdemDeadline) {.wait_us = patience_us(idem_wait)};
+	return (IdemDeadline) {
+		.wait_us = idem_wait < 0 ? IDEM_FOREVER : (int64) idem_wait * 1000
+	};
 }
 
 IdemDeadline
@@ -186,31 +170,6 @@ take_lock(const Awaited *awaited, bool dont_wait)
 }
 
 /*
- * Clears the request to cancel that the lock timeout left behind.  Call it after the wait, which
- * has stopped the timer and kept the indicator that says whether the timer fired.  The handler
- * of the timer sets the indicator and the request together.  If a user cancels at the same
- * moment, the two requests cannot be told apart, and the user's is lost, as in core's
- * ProcessInterrupts().  If statement_timeout has fired too, the request stays for it.  The request
- * to end the session is another flag, and stays.
- */
-static void
-forget_lock_timeout(void)
-{
-	if (get_timeout_indicator(LOCK_TIMEOUT, true) &&
-		!get_timeout_indicator(STATEMENT_TIMEOUT, false))
-		QueryCancelPending = false;
-}
-
-static void
-end_wait(MemoryContext context, ResourceOwner owner)
-{
-	forget_lock_timeout();
-	RollbackAndReleaseCurrentSubTransaction();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-}
-
-/*
  * False: the lock was not granted within timeout_ms.  After an error, roll the subtransaction
  * back before anything else that can fail: a second error would leave the session inside the
  * subtransaction.
@@ -235,14 +194,26 @@ take_lock_with_timeout(const Awaited *awaited, int timeout_ms)
 	PG_CATCH();
 	{
 		taken = false;
-		end_wait(context, owner);
-		if (geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
-			PG_RE_THROW();
-		FlushErrorState();
 	}
 	PG_END_TRY();
-	if (taken)
-		end_wait(context, owner);
+
+	/*
+	 * Clear the request to cancel that the lock timeout left behind.  The wait has stopped the
+	 * timer and kept the indicator that says whether the timer fired; its handler sets both
+	 * together.  If a user cancels at the same moment, the two requests cannot be told apart, and
+	 * the user's is lost, as in core's ProcessInterrupts().  If statement_timeout has fired too,
+	 * the request stays for it.  The request to end the session is another flag, and stays.
+	 */
+	if (get_timeout_indicator(LOCK_TIMEOUT, true) &&
+		!get_timeout_indicator(STATEMENT_TIMEOUT, false))
+		QueryCancelPending = false;
+	RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (!taken && geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+		PG_RE_THROW();
+	if (!taken)
+		FlushErrorState();
 	return taken;
 }
 
@@ -305,7 +276,7 @@ idem_wait_for_lock(IdemTakeLock take, const char *holder,
 	 * for us, because we have read the table, a request that waits goes first and succeeds.
 	 */
 	if (deadline->wait_us == 0)
-		return take_lock_with_timeout(&awaited, LOCK_TIMEOUT_MIN_MS);
+		return take_lock_with_timeout(&awaited, 1);
 	return wait_for_lock_until(&awaited, deadline);
 }
 
@@ -358,15 +329,6 @@ lease_channel(const IdemKey *key)
 	return idem_key_hash(key) % LEASE_CHANNELS;
 }
 
-/* Milliseconds to the lease's end, at least 1 */
-static int
-lease_left_ms(TimestampTz lease_until)
-{
-	int64		left_us = lease_until - GetCurrentTimestamp();
-
-	return (int) Min(LEASE_LOOK_MS, Max(left_us, 0) / 1000 + 1);
-}
-
 static void
 pause_for_lease(int timeout_ms, IdemDeadline *deadline)
 {
@@ -382,14 +344,13 @@ bool
 idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 					IdemDeadline *deadline)
 {
-	int			timeout_ms;
+	int			timeout_ms = remaining_ms(deadline);
+	long		left_ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
+														  lease_until);
 
-	if (deadline->wait_us == 0)
-		return false;
-	timeout_ms = remaining_ms(deadline);
 	if (timeout_ms == 0)
 		return false;
-	timeout_ms = Min(timeout_ms, lease_left_ms(lease_until));
+	timeout_ms = Min(timeout_ms, Min(LEASE_LOOK_MS, Max(left_ms, 1)));
 	idem_waiting_begin(key, InvalidTransactionId);
 	if (lease_wait_event == 0)
 		lease_wait_event = idem_wait_event("IdemLease");
@@ -457,19 +418,13 @@ init_channels(void *memory, int tranche)
 		ConditionVariableInit(&channels[i]);
 }
 
-static void
-use_channels(void *memory)
-{
-	lease_channels = memory;
-}
-
 void
 idem_wait_init(void)
 {
 	static const IdemSharedPart part = {
 		.size = channels_size,
 		.init = init_channels,
-		.use = use_channels
+		.memory = (void **) &lease_channels
 	};
 
 	RegisterXactCallback(end_transaction, NULL);

@@ -21,9 +21,6 @@ typedef struct IdemDeadline
 
 #define IDEM_FOREVER PG_INT64_MAX
 
-/* From now on; -1: until cancelled */
-extern IdemDeadline idem_deadline_after(int wait_ms);
-
 /*
  * The argument of a call (an interval), or the setting idem.wait where it is NULL; raises
  * ID400.  Begin it before the first wait.  It is not begun at once, because few calls wait:

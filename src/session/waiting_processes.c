@@ -17,6 +17,7 @@
 #include "miscadmin.h"
 #include "storage/proc.h"
 #include "storage/spin.h"
+#include "utils/builtins.h"
 
 #include "compat.h"
 #include "session/waiting_processes.h"
@@ -28,7 +29,6 @@ typedef struct WaitingSlot
 {
 	slock_t		mutex;
 	Oid			database;		/* InvalidOid: it does not wait */
-	int			pid;
 	TransactionId xid;
 	uint8		bytes[KEY_PARTS];	/* lengths of scope, user and request, which follow */
 	char		key[KEY_PARTS * IDEM_KEY_PART_BYTES_MAX];
@@ -46,7 +46,6 @@ idem_waiting_begin(const IdemKey *key, TransactionId xid)
 	const text *parts[KEY_PARTS] = {key->scope, key->user_id, key->request_id};
 	WaitingSlot	fresh = {
 		.database = MyDatabaseId,
-		.pid = MyProcPid,
 		.xid = xid
 	};
 	WaitingSlot *slot;
@@ -83,17 +82,6 @@ idem_waiting_end(void)
 	waits = false;
 }
 
-static text *
-copy_part(const char **start, int bytes)
-{
-	text	   *part = palloc(VARHDRSZ + bytes);
-
-	SET_VARSIZE(part, VARHDRSZ + bytes);
-	memcpy(VARDATA(part), *start, bytes);
-	*start += bytes;
-	return part;
-}
-
 int
 idem_waiting_processes(IdemWaitingProcess **waiters)
 {
@@ -106,7 +94,7 @@ idem_waiting_processes(IdemWaitingProcess **waiters)
 	for (int i = 0; i < MaxBackends; i++)
 	{
 		WaitingSlot	copy;
-		const char *start = copy.key;
+		const char *part = copy.key;
 		IdemWaitingProcess *waiter = &(*waiters)[n];
 
 		SpinLockAcquire(&slots[i].mutex);
@@ -114,11 +102,12 @@ idem_waiting_processes(IdemWaitingProcess **waiters)
 		SpinLockRelease(&slots[i].mutex);
 		if (copy.database != MyDatabaseId)
 			continue;
-		waiter->pid = copy.pid;
 		waiter->xid = copy.xid;
-		waiter->key.scope = copy_part(&start, copy.bytes[0]);
-		waiter->key.user_id = copy_part(&start, copy.bytes[1]);
-		waiter->key.request_id = copy_part(&start, copy.bytes[2]);
+		waiter->key.scope = cstring_to_text_with_len(part, copy.bytes[0]);
+		part += copy.bytes[0];
+		waiter->key.user_id = cstring_to_text_with_len(part, copy.bytes[1]);
+		part += copy.bytes[1];
+		waiter->key.request_id = cstring_to_text_with_len(part, copy.bytes[2]);
 		n++;
 	}
 	return n;
@@ -157,19 +146,13 @@ init_slots(void *memory, int tranche)
 	}
 }
 
-static void
-use_slots(void *memory)
-{
-	slots = memory;
-}
-
 void
 idem_waiting_init(void)
 {
 	static const IdemSharedPart part = {
 		.size = slots_size,
 		.init = init_slots,
-		.use = use_slots
+		.memory = (void **) &slots
 	};
 
 	RegisterXactCallback(end_transaction, NULL);

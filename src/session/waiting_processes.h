@@ -10,7 +10,6 @@
 /* A process that waits */
 typedef struct IdemWaitingProcess
 {
-	int			pid;
 	TransactionId xid;			/* for that transaction; InvalidTransactionId: for a lease */
 	IdemKey		key;			/* palloc'd */
 } IdemWaitingProcess;

@@ -42,12 +42,6 @@ init_databases(void *memory, int tranche)
 	}
 }
 
-static void
-use_databases(void *memory)
-{
-	idem_shared_databases = memory;
-}
-
 IdemDatabase *
 idem_find_database(Oid database)
 {
@@ -182,7 +176,7 @@ idem_databases_init(void)
 	static const IdemSharedPart part = {
 		.size = databases_size,
 		.init = init_databases,
-		.use = use_databases
+		.memory = (void **) &idem_shared_databases
 	};
 
 	idem_shared_add(&part);

@@ -101,7 +101,7 @@ use_memory(void *memory, IdemSharedState state)
 	idem_lwlock_name_tranche(header->tranche, "idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		parts[i]->use(part);
+		*parts[i]->memory = part;
 		part += CACHELINEALIGN(parts[i]->size());
 	}
 	idem_shared_state = state;

@@ -11,8 +11,7 @@ typedef struct IdemSharedPart
 	Size		(*size) (void); /* the same in all processes, as long as the server runs */
 	/* Once, before anybody uses the part; must not raise.  tranche: for its LWLocks */
 	void		(*init) (void *memory, int tranche);
-	/* In each process, which has the part at an address of its own */
-	void		(*use) (void *memory);
+	void	  **memory;			/* where each process keeps its own address of the part */
 } IdemSharedPart;
 
 typedef enum IdemSharedState
