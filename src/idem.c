@@ -42,5 +42,5 @@ _PG_init(void)
 		return;
 	/* No process of ours may work in the new cluster while pg_upgrade fills it. */
 	if (!IsBinaryUpgrade)
-		idem_launcher_register();
+		(void) idem_launcher_start(NULL);
 }

@@ -25,7 +25,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
@@ -35,7 +34,6 @@
 #include "storage/lmgr.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -285,29 +283,18 @@ worker_error_context(void *arg)
 	errcontext("removing expired claims in database \"%s\"", (char *) arg);
 }
 
-/* The name of our database, which nobody can rename while we are connected */
-static char *
-own_database_name(void)
-{
-	char	   *name;
-
-	StartTransactionCommand();
-	name = MemoryContextStrdup(TopMemoryContext,
-							   get_database_name(MyDatabaseId));
-	CommitTransactionCommand();
-	return name;
-}
-
 void
 idem_worker_main(Datum arg)
 {
 	IdemWorkerOrder order;
-	ErrorContextCallback context = {.callback = worker_error_context};
+	ErrorContextCallback context = {
+		.callback = worker_error_context,
+		.arg = NameStr(order.database)
+	};
 
 	idem_worker_connect(DatumGetObjectId(arg), "idem worker");
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 
-	context.arg = own_database_name();
 	context.previous = error_context_stack;
 	error_context_stack = &context;
 	PG_TRY();

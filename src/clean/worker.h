@@ -12,6 +12,7 @@ typedef struct IdemWorkerOrder
 {
 	bool		rescan;			/* begin with an urgent rescan */
 	bool		retry;			/* the latest worker failed */
+	NameData	database;		/* for its messages */
 } IdemWorkerOrder;
 
 /* After this a worker ends, to make room for another database's. */
