@@ -20,6 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "compat.h"
+#include "shared/databases.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
 #include "shared/stats.h"
@@ -87,6 +88,7 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS,
 		SHARED_MEMORY, COLUMNS
 	};
+	IdemDatabase *slot = idem_require_own_database();
 	IdemCleanupStats stats;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
@@ -95,8 +97,9 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 	Datum		buckets[IDEM_DURATION_BUCKETS];
 
 	memset(nulls, true, sizeof(nulls));
-	if (idem_stats_read(&stats, NULL))
+	if (slot != NULL)
 	{
+		idem_stats_read(slot, &stats);
 		pid = Int32GetDatum(stats.worker_pid);
 		for (int i = 0; i < IDEM_DURATION_BUCKETS; i++)
 		{
@@ -140,19 +143,20 @@ idem__stat_claims_counters(PG_FUNCTION_ARGS)
 	{
 		STATS_RESET = IDEM_CLAIM_COUNTERS, COLUMNS
 	};
+	IdemDatabase *slot = idem_require_own_database();
 	IdemCleanupStats stats;
-	uint64		claims[IDEM_CLAIM_COUNTERS];
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
 
 	memset(nulls, true, sizeof(nulls));
-	if (idem_stats_read(&stats, claims))
+	if (slot != NULL)
 	{
+		idem_stats_read(slot, &stats);
 		memset(nulls, false, sizeof(nulls));
 		for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
-			values[i] = Int64GetDatum((int64) claims[i]);
+			values[i] = Int64GetDatum((int64) pg_atomic_read_u64(&slot->claims[i]));
 		values[IDEM_COUNT_WAIT_US] =
-			Float8GetDatum(claims[IDEM_COUNT_WAIT_US] / 1e6);
+			Float8GetDatum(pg_atomic_read_u64(&slot->claims[IDEM_COUNT_WAIT_US]) / 1e6);
 		values[STATS_RESET] = TimestampTzGetDatum(stats.reset_at);
 		nulls[STATS_RESET] = (stats.reset_at == IDEM_STATS_NEVER);
 	}
@@ -171,9 +175,10 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 		SCOPE, ANSWERS, COLUMNS = ANSWERS + IDEM_OUTCOME_COUNT
 	};
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemDatabase *slot = idem_require_own_database();
 
 	InitMaterializedSRF(fcinfo, 0);
-	for (int number = 0; number < IDEM_SCOPE_NUMBERS; number++)
+	for (int number = 0; slot != NULL && number < IDEM_SCOPE_NUMBERS; number++)
 	{
 		uint64		answers[IDEM_OUTCOME_COUNT];
 		const char *name;
@@ -181,7 +186,7 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 		Datum		values[COLUMNS] = {0};
 		bool		nulls[COLUMNS] = {0};
 
-		if (!idem_stats_read_scope(number, answers, &name, &length))
+		if (!idem_scope_read(&slot->scopes, number, answers, &name, &length))
 			continue;
 		nulls[SCOPE] = name == NULL;
 		if (name != NULL)
@@ -222,6 +227,19 @@ idem__stat_launcher(PG_FUNCTION_ARGS)
 Datum
 idem_stat_reset(PG_FUNCTION_ARGS)
 {
-	idem_stats_reset();
+	IdemDatabase *slot = idem_require_own_database();
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (slot == NULL)
+		PG_RETURN_VOID();
+	SpinLockAcquire(&slot->mutex);
+	memset(&slot->cleanup.counters, 0, sizeof(slot->cleanup.counters));
+	slot->cleanup.errors = 0;
+	slot->cleanup.last_error_at = IDEM_STATS_NEVER;
+	slot->cleanup.reset_at = now;
+	SpinLockRelease(&slot->mutex);
+	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
+		pg_atomic_write_u64(&slot->claims[i], 0);
+	idem_scope_table_reset(&slot->scopes);
 	PG_RETURN_VOID();
 }
