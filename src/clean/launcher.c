@@ -521,7 +521,7 @@ idem_launcher_main(Datum arg)
 	wait_event = idem_wait_event("IdemLauncherMain");
 	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
 	/* Two sessions can have started one each. */
-	if (!cares_for_all && !idem_state_attach_launcher())
+	if (!idem_state_attach_launcher() && !cares_for_all)
 		proc_exit(0);
 	init_launcher();
 

@@ -12,14 +12,12 @@
 #include "common/int.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "postmaster/bgworker.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "compat.h"
 #include "shared/databases.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
@@ -198,29 +196,17 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/*
- * idem__stat_launcher(): the pid of the launcher; NULL: there is none.  It looks among the running
- * processes, not in shared memory, where a launcher that was killed would still be noted.
- */
+/* idem__stat_launcher(): the pid of the launcher; NULL: there is none. */
 Datum
 idem__stat_launcher(PG_FUNCTION_ARGS)
 {
-	int			launcher_pid = 0;
+	pid_t		pid = 0;
 
-	pgstat_clear_backend_activity_snapshot();
-	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
-	{
-		PgBackendStatus *entry = &idem_local_beentry(i)->backendStatus;
-		const char *type = entry->st_backendType != B_BG_WORKER ? NULL :
-			GetBackgroundWorkerTypeByPid(entry->st_procpid);
-
-		if (type != NULL && strcmp(type, "idem launcher") == 0)
-			launcher_pid = entry->st_procpid;
-	}
-	pgstat_clear_backend_activity_snapshot();
-	if (launcher_pid == 0)
+	if (idem_shared_use())
+		pid = pg_atomic_read_u32(&idem_shared_databases->launcher_pid);
+	if (pid == 0)
 		PG_RETURN_NULL();
-	PG_RETURN_INT32(launcher_pid);
+	PG_RETURN_INT32(pid);
 }
 
 /* idem_stat_reset(): zeroes the counters; the state stays. */
