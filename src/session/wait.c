@@ -457,21 +457,9 @@ init_channels(void *memory, int tranche)
 		ConditionVariableInit(&channels[i]);
 }
 
-static void
-use_channels(void *memory)
-{
-	lease_channels = memory;
-}
-
 void
 idem_wait_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = channels_size,
-		.init = init_channels,
-		.use = use_channels
-	};
-
 	RegisterXactCallback(end_transaction, NULL);
-	idem_shared_add(&part);
+	idem_shared_add(channels_size, init_channels, (void **) &lease_channels);
 }

@@ -157,22 +157,10 @@ init_slots(void *memory, int tranche)
 	}
 }
 
-static void
-use_slots(void *memory)
-{
-	slots = memory;
-}
-
 void
 idem_waiting_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = slots_size,
-		.init = init_slots,
-		.use = use_slots
-	};
-
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
-	idem_shared_add(&part);
+	idem_shared_add(slots_size, init_slots, (void **) &slots);
 }

@@ -35,12 +35,6 @@ init_databases(void *memory, int tranche)
 	pg_atomic_init_u32(&fresh->launcher_pid, 0);
 }
 
-static void
-use_databases(void *memory)
-{
-	idem_shared_databases = memory;
-}
-
 IdemDatabase *
 idem_find_database(Oid database)
 {
@@ -171,11 +165,5 @@ idem_databases_forget(Oid database)
 void
 idem_databases_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = databases_size,
-		.init = init_databases,
-		.use = use_databases
-	};
-
-	idem_shared_add(&part);
+	idem_shared_add(databases_size, init_databases, (void **) &idem_shared_databases);
 }

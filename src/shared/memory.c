@@ -53,7 +53,12 @@ typedef struct SharedHeader
 
 IdemSharedState idem_shared_state = IDEM_SHARED_NONE;
 
-static const IdemSharedPart *parts[PARTS_MAX];
+static struct
+{
+	IdemPartSize size;
+	IdemPartInit init;
+	void	  **address;
+}			parts[PARTS_MAX];
 static int	nparts = 0;
 
 static TimestampTz retry_at = 0;
@@ -62,10 +67,12 @@ static shmem_request_hook_type next_shmem_request = NULL;
 static shmem_startup_hook_type next_shmem_startup = NULL;
 
 void
-idem_shared_add(const IdemSharedPart *part)
+idem_shared_add(IdemPartSize size, IdemPartInit init, void **address)
 {
 	Assert(nparts < PARTS_MAX);
-	parts[nparts++] = part;
+	parts[nparts].size = size;
+	parts[nparts].init = init;
+	parts[nparts++].address = address;
 }
 
 static Size
@@ -74,7 +81,7 @@ memory_size(void)
 	Size		size = CACHELINEALIGN(sizeof(SharedHeader));
 
 	for (int i = 0; i < nparts; i++)
-		size = add_size(size, CACHELINEALIGN(parts[i]->size()));
+		size = add_size(size, CACHELINEALIGN(parts[i].size()));
 	return size;
 }
 
@@ -87,8 +94,8 @@ init_memory(void *memory)
 	header->tranche = idem_lwlock_new_tranche("idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		parts[i]->init(part, header->tranche);
-		part += CACHELINEALIGN(parts[i]->size());
+		parts[i].init(part, header->tranche);
+		part += CACHELINEALIGN(parts[i].size());
 	}
 }
 
@@ -101,8 +108,8 @@ use_memory(void *memory, IdemSharedState state)
 	idem_lwlock_name_tranche(header->tranche, "idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		parts[i]->use(part);
-		part += CACHELINEALIGN(parts[i]->size());
+		*parts[i].address = part;
+		part += CACHELINEALIGN(parts[i].size());
 	}
 	idem_shared_state = state;
 }
