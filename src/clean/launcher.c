@@ -433,7 +433,7 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 
 	/* Another session is about to drop, rename or copy the database: a worker would be in
 	 * its way. */
-	if (!idem_conditional_lock_database(db->oid))
+	if (!idem_worker_may_enter(db->oid))
 	{
 		note_refusal(db, "another session has locked it", now);
 		return true;

@@ -25,6 +25,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_database.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
@@ -32,13 +33,13 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
+#include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "compat.h"
 #include "guc.h"
 #include "clean/batch.h"
 #include "clean/schedule.h"
@@ -102,11 +103,23 @@ idem_worker_connect(Oid database, const char *name)
 
 /* ----- may a batch run? ----- */
 
+bool
+idem_worker_may_enter(Oid database)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	LockRelease(&tag, RowExclusiveLock, false);
+	return true;
+}
+
 /* IdemCleanupStop */
 static bool
 must_leave_database(void)
 {
-	return !idem_conditional_lock_database(MyDatabaseId);
+	return !idem_worker_may_enter(MyDatabaseId);
 }
 
 /*

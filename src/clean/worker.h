@@ -24,6 +24,12 @@ typedef struct IdemWorkerOrder
  */
 extern void idem_worker_connect(Oid database, const char *name);
 
+/*
+ * False: another session drops, renames, moves or copies the database.  Tries a lock that conflicts
+ * with theirs, without waiting, and releases it.
+ */
+extern bool idem_worker_may_enter(Oid database);
+
 /* Entry of the process */
 extern PGDLLEXPORT void idem_worker_main(Datum arg);
 

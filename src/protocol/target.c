@@ -73,12 +73,12 @@ kind_of_other(Form_pg_proc proc)
 static void
 check_rights(const IdemTarget *target)
 {
-	AclResult	result = idem_schema_aclcheck(target->schema, ACL_USAGE);
+	AclResult	result = object_aclcheck(NamespaceRelationId, target->schema, GetUserId(), ACL_USAGE);
 
 	if (result != ACLCHECK_OK)
 		aclcheck_error(result, OBJECT_SCHEMA,
 					   get_namespace_name(target->schema));
-	result = idem_function_aclcheck(target->function, ACL_EXECUTE);
+	result = object_aclcheck(ProcedureRelationId, target->function, GetUserId(), ACL_EXECUTE);
 	if (result != ACLCHECK_OK)
 		aclcheck_error(result, OBJECT_FUNCTION, target->name);
 }
@@ -307,7 +307,7 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 						   -1, 0);
 		nulls[i] = true;
 	}
-	idem_tuple_desc_done(desc);
+	TupleDescFinalize(desc);
 	desc = BlessTupleDesc(desc);
 	tuple = heap_form_tuple(desc, values, nulls);
 

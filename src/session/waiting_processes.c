@@ -60,7 +60,7 @@ idem_waiting_begin(const IdemKey *key, TransactionId xid)
 		memcpy(end, VARDATA_ANY(parts[i]), fresh.bytes[i]);
 		end += fresh.bytes[i];
 	}
-	slot = &slots[idem_process_number()];
+	slot = &slots[MyProcNumber];
 	SpinLockAcquire(&slot->mutex);
 	memcpy((char *) slot + offsetof(WaitingSlot, database),
 		   (char *) &fresh + offsetof(WaitingSlot, database),
@@ -76,7 +76,7 @@ idem_waiting_end(void)
 
 	if (!waits)
 		return;
-	slot = &slots[idem_process_number()];
+	slot = &slots[MyProcNumber];
 	SpinLockAcquire(&slot->mutex);
 	slot->database = InvalidOid;
 	SpinLockRelease(&slot->mutex);
