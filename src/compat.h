@@ -223,16 +223,10 @@ object_aclcheck(Oid classid, Oid object, Oid role, AclMode mode)
 #define TupleDescFinalize(desc) ((void) 0)
 #endif
 
-/* 17: an extension's wait events have names.  Call this once in a process. */
-static inline uint32
-idem_wait_event(const char *name)
-{
-#if PG_VERSION_NUM >= 170000
-	return WaitEventExtensionNew(name);
-#else
-	return PG_WAIT_EXTENSION;
+/* 17: an extension's wait events have names. */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) PG_WAIT_EXTENSION
 #endif
-}
 
 /*
  * 17: GetNamedDSMSegment(); 19: its callback has a second argument.  Returns the segment of

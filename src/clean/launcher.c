@@ -518,7 +518,7 @@ idem_launcher_main(Datum arg)
 	uint32		wait_event;
 
 	idem_worker_connect(InvalidOid, "idem launcher");
-	wait_event = idem_wait_event("IdemLauncherMain");
+	wait_event = WaitEventExtensionNew("IdemLauncherMain");
 	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
 	/* Two sessions can have started one each. */
 	if (!idem_state_attach_launcher() && !cares_for_all)

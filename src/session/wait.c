@@ -392,7 +392,7 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 	timeout_ms = Min(timeout_ms, lease_left_ms(lease_until));
 	idem_waiting_begin(key, InvalidTransactionId);
 	if (lease_wait_event == 0)
-		lease_wait_event = idem_wait_event("IdemLease");
+		lease_wait_event = WaitEventExtensionNew("IdemLease");
 
 	/*
 	 * The first call only puts this process into the queue, and returns at once.  The caller

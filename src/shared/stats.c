@@ -203,24 +203,18 @@ idem_stats_count(int counter, uint64 n)
 		pg_atomic_fetch_add_u64(&slot->claims[counter], n);
 }
 
-static void
-add_to_scope(int number, IdemOutcome outcome, uint64 n)
-{
-	IdemScopeTable *table = &idem_own_database(false)->scopes;
-
-	pg_atomic_fetch_add_u64(&table->scopes[number].answers[outcome], n);
-}
-
 void
 idem_stats_count_outcome(const text *scope, IdemOutcome outcome)
 {
 	IdemDatabase *slot = idem_own_database(true);
+	int			number;
 
 	Assert(outcome != IDEM_CLAIMED);
 	if (slot == NULL)
 		return;
 	idem_stats_count(outcome, 1);
-	add_to_scope(idem_scope_number(&slot->scopes, scope), outcome, 1);
+	number = idem_scope_number(&slot->scopes, scope);
+	pg_atomic_fetch_add_u64(&slot->scopes.scopes[number].answers[outcome], 1);
 }
 
 void
@@ -289,7 +283,8 @@ publish_pending(const PendingStats *entry, bool prepared)
 			idem_stats_count(i, entry->claims[i]);
 	for (int i = 0; i < IDEM_SCOPE_NUMBERS; i++)
 		if (entry->claimed_by_scope[i] > 0)
-			add_to_scope(i, IDEM_CLAIMED, entry->claimed_by_scope[i]);
+			pg_atomic_fetch_add_u64(&slot->scopes.scopes[i].answers[IDEM_CLAIMED],
+									entry->claimed_by_scope[i]);
 	if (entry->claimed != DT_NOEND)
 		lower_claimed(slot, entry->claimed);
 	if (entry->cleanup.batches == 0)
