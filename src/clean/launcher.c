@@ -5,9 +5,6 @@
  * README.md draws the states of a database.  The launcher has no database of its own.  It reads
  * the shared catalogs only, so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.
  *
- * It looks at each database every LOOK_INTERVAL, because nobody announces rows that were restored,
- * replicated, prepared, or written by a superuser.
- *
  * A launcher that is restarted knows nothing of the databases, and starts one worker for each.  In
  * shared memory it sees the workers of the launcher before it by their pid.  That pid also keeps a
  * second worker out of a database if the launcher is wrong.
@@ -57,7 +54,8 @@
 /* Restart of a launcher that ended, seconds */
 #define LAUNCHER_RESTART_S 5
 
-/* A worker looks at a database this often even if nobody announced an expiry. */
+/* A worker looks at a database this often even if nobody announced an expiry: nobody does for rows
+ * that were restored, replicated, prepared, or written by a superuser. */
 #define LOOK_INTERVAL SECONDS(60)
 
 /* Longest sleep of the launcher, and longest pause after a worker could not be started */
