@@ -45,11 +45,8 @@
 /* A session tries again this long after a failure. */
 #define RETRY_INTERVAL (60 * USECS_PER_SEC)
 
-/* At the start of the memory; the parts follow. */
-typedef struct SharedHeader
-{
-	int			tranche;		/* of our LWLocks */
-} SharedHeader;
+/* The parts follow the tranche of our LWLocks, an int. */
+#define PARTS_OFFSET CACHELINEALIGN(sizeof(int))
 
 IdemSharedState idem_shared_state = IDEM_SHARED_NONE;
 
@@ -78,7 +75,7 @@ idem_shared_add(IdemPartSize size, IdemPartInit init, void **address)
 static Size
 memory_size(void)
 {
-	Size		size = CACHELINEALIGN(sizeof(SharedHeader));
+	Size		size = PARTS_OFFSET;
 
 	for (int i = 0; i < nparts; i++)
 		size = add_size(size, CACHELINEALIGN(parts[i].size()));
@@ -88,13 +85,13 @@ memory_size(void)
 static void
 init_memory(void *memory)
 {
-	SharedHeader *header = memory;
-	char	   *part = (char *) memory + CACHELINEALIGN(sizeof(SharedHeader));
+	int		   *tranche = memory;
+	char	   *part = (char *) memory + PARTS_OFFSET;
 
-	header->tranche = idem_lwlock_new_tranche("idem");
+	*tranche = idem_lwlock_new_tranche("idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		parts[i].init(part, header->tranche);
+		parts[i].init(part, *tranche);
 		part += CACHELINEALIGN(parts[i].size());
 	}
 }
@@ -102,10 +99,10 @@ init_memory(void *memory)
 static void
 use_memory(void *memory, IdemSharedState state)
 {
-	const SharedHeader *header = memory;
-	char	   *part = (char *) memory + CACHELINEALIGN(sizeof(SharedHeader));
+	const int  *tranche = memory;
+	char	   *part = (char *) memory + PARTS_OFFSET;
 
-	idem_lwlock_name_tranche(header->tranche, "idem");
+	idem_lwlock_name_tranche(*tranche, "idem");
 	for (int i = 0; i < nparts; i++)
 	{
 		*parts[i].address = part;

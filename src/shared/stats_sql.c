@@ -67,14 +67,6 @@ make_row(FunctionCallInfo fcinfo, int columns, Datum *values, bool *nulls)
 											 nulls));
 }
 
-/* What is in effect, and why */
-static const char *
-shared_memory(void)
-{
-	return idem_shared_state == IDEM_SHARED_PRELOADED ? "preloaded" :
-		"made on demand: idem is not in shared_preload_libraries";
-}
-
 /* idem__stat_cleanup_counters() */
 Datum
 idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
@@ -128,7 +120,9 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 		values[BUCKET_BOUNDS] = make_array(bounds, IDEM_DURATION_BUCKETS,
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
-		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
+		values[SHARED_MEMORY] = CStringGetTextDatum(
+			idem_shared_state == IDEM_SHARED_PRELOADED ? "preloaded" :
+			"made on demand: idem is not in shared_preload_libraries");
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }
