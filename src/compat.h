@@ -11,13 +11,10 @@
 #include "access/genam.h"
 #include "access/relscan.h"
 #include "access/tableam.h"
-#include "access/tupdesc.h"
 #include "access/xact.h"
-#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "executor/executor.h"
 #include "fmgr.h"
-#include "miscadmin.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/backend_status.h"
@@ -36,18 +33,13 @@
 #endif
 
 /* 18: the module block carries a name and a version */
-#if PG_VERSION_NUM >= 180000
-#define IDEM_MODULE_MAGIC(module_name, module_version) \
-	PG_MODULE_MAGIC_EXT(.name = module_name, .version = module_version)
-#else
-#define IDEM_MODULE_MAGIC(module_name, module_version) PG_MODULE_MAGIC
+#if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
 #endif
 
 /* 19: the number of a system cache is an enum */
-#if PG_VERSION_NUM >= 190000
-typedef SysCacheIdentifier IdemSysCacheId;
-#else
-typedef int IdemSysCacheId;
+#if PG_VERSION_NUM < 190000
+typedef int SysCacheIdentifier;
 #endif
 
 /* 18: index_beginscan() takes instrumentation; 19: and flags */
@@ -233,11 +225,7 @@ object_aclcheck(Oid classid, Oid object, Oid role, AclMode mode)
  * that name, at its address in this process.  The first caller makes it: init() fills it before
  * others see it.  Raises if there is no room for it.
  */
-#if PG_VERSION_NUM >= 170000
-#define IDEM_HAS_NAMED_SEGMENTS true
-#else
-#define IDEM_HAS_NAMED_SEGMENTS false
-#endif
+#define IDEM_HAS_NAMED_SEGMENTS (PG_VERSION_NUM >= 170000)
 
 typedef void (*IdemInitSegment) (void *segment);
 
@@ -277,12 +265,8 @@ idem_lwlock_new_tranche(const char *name)
 #endif
 }
 
-static inline void
-idem_lwlock_name_tranche(int tranche, const char *name)
-{
-#if PG_VERSION_NUM < 190000
-	LWLockRegisterTranche(tranche, name);
+#if PG_VERSION_NUM >= 190000
+#define LWLockRegisterTranche(tranche, name) ((void) (tranche))
 #endif
-}
 
 #endif							/* IDEM_COMPAT_H */

@@ -45,7 +45,7 @@ static Remembered remembered[REMEMBERED];
 static uint64 changes = 0;		/* 0: nobody counts them yet */
 
 static void
-count_change(Datum arg, IdemSysCacheId cache, uint32 hash)
+count_change(Datum arg, SysCacheIdentifier cache, uint32 hash)
 {
 	changes++;
 }
@@ -54,7 +54,7 @@ static void
 count_changes(void)
 {
 	/* Functions and types; schemas, and which of them a role may use, also the owner of the database */
-	static const IdemSysCacheId caches[] = {
+	static const SysCacheIdentifier caches[] = {
 		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM, DATABASEOID
 	};
 

@@ -102,7 +102,7 @@ use_memory(void *memory, IdemSharedState state)
 	const int  *tranche = memory;
 	char	   *part = (char *) memory + PARTS_OFFSET;
 
-	idem_lwlock_name_tranche(*tranche, "idem");
+	LWLockRegisterTranche(*tranche, "idem");
 	for (int i = 0; i < nparts; i++)
 	{
 		*parts[i].address = part;
