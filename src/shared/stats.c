@@ -31,6 +31,7 @@
 #include <math.h>
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
