@@ -1,7 +1,8 @@
 /*
  * compat.h
  *	  Differences between the supported server versions: one function for each interface
- *	  that changed.  No other file asks for the version of the server.
+ *	  that changed, or the newer server's name in the older one.  No other file asks for the
+ *	  version of the server.
  */
 #ifndef IDEM_COMPAT_H
 #define IDEM_COMPAT_H
@@ -10,16 +11,10 @@
 #include "access/genam.h"
 #include "access/relscan.h"
 #include "access/tableam.h"
-#include "access/tupdesc.h"
 #include "access/xact.h"
-#include "catalog/pg_database.h"
-#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "executor/executor.h"
 #include "fmgr.h"
-#include "miscadmin.h"
-#include "storage/lmgr.h"
-#include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/backend_status.h"
@@ -38,18 +33,13 @@
 #endif
 
 /* 18: the module block carries a name and a version */
-#if PG_VERSION_NUM >= 180000
-#define IDEM_MODULE_MAGIC(module_name, module_version) \
-	PG_MODULE_MAGIC_EXT(.name = module_name, .version = module_version)
-#else
-#define IDEM_MODULE_MAGIC(module_name, module_version) PG_MODULE_MAGIC
+#if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
 #endif
 
 /* 19: the number of a system cache is an enum */
-#if PG_VERSION_NUM >= 190000
-typedef SysCacheIdentifier IdemSysCacheId;
-#else
-typedef int IdemSysCacheId;
+#if PG_VERSION_NUM < 190000
+typedef int SysCacheIdentifier;
 #endif
 
 /* 18: index_beginscan() takes instrumentation; 19: and flags */
@@ -178,39 +168,9 @@ idem_index_insert_cleanup(ResultRelInfo *rri)
 #endif
 }
 
-/*
- * 17: ConditionalLockSharedObject().  False: another session drops, renames, moves or copies
- * the database.  Tries a lock that conflicts with theirs, without waiting, and releases it.
- */
-static inline bool
-idem_conditional_lock_database(Oid database)
-{
-#if PG_VERSION_NUM >= 170000
-	if (!ConditionalLockSharedObject(DatabaseRelationId, database, 0,
-									 RowExclusiveLock))
-		return false;
-	UnlockSharedObject(DatabaseRelationId, database, 0, RowExclusiveLock);
-#else
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
-	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
-		return false;
-	LockRelease(&tag, RowExclusiveLock, false);
+#if PG_VERSION_NUM < 160000
+#define pgstat_get_local_beentry_by_index(i) pgstat_fetch_stat_local_beentry(i)
 #endif
-	return true;
-}
-
-/* 16: pgstat_get_local_beentry_by_index().  Entries are numbered from 1 on. */
-static inline LocalPgBackendStatus *
-idem_local_beentry(int number)
-{
-#if PG_VERSION_NUM >= 160000
-	return pgstat_get_local_beentry_by_index(number);
-#else
-	return pgstat_fetch_stat_local_beentry(number);
-#endif
-}
 
 /*
  * When a process has begun its transaction; DT_NOBEGIN: it has none, it does not tell, or it
@@ -225,7 +185,7 @@ idem_transaction_begin(int pid)
 	pgstat_clear_backend_activity_snapshot();
 	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
 	{
-		LocalPgBackendStatus *local = idem_local_beentry(i);
+		LocalPgBackendStatus *local = pgstat_get_local_beentry_by_index(i);
 
 		if (local->backendStatus.st_procpid == pid &&
 			local->backendStatus.st_xact_start_timestamp != 0)
@@ -235,69 +195,37 @@ idem_transaction_begin(int pid)
 	return begin;
 }
 
-/* 17: MyProcNumber.  A number of this process below MaxBackends */
-static inline int
-idem_process_number(void)
-{
-#if PG_VERSION_NUM >= 170000
-	return MyProcNumber;
-#else
-	return MyProc->pgprocno;
+#if PG_VERSION_NUM < 170000
+#define MyProcNumber (MyProc->pgprocno)
 #endif
-}
 
-/* 16: one function checks the rights on all kinds of objects.  Both are for the current role. */
+/* 16: one function checks the rights on all kinds of objects.  The older server: on these two */
+#if PG_VERSION_NUM < 160000
 static inline AclResult
-idem_function_aclcheck(Oid function, AclMode mode)
+object_aclcheck(Oid classid, Oid object, Oid role, AclMode mode)
 {
-#if PG_VERSION_NUM >= 160000
-	return object_aclcheck(ProcedureRelationId, function, GetUserId(), mode);
-#else
-	return pg_proc_aclcheck(function, GetUserId(), mode);
-#endif
+	return classid == ProcedureRelationId ? pg_proc_aclcheck(object, role, mode) :
+		pg_namespace_aclcheck(object, role, mode);
 }
+#endif
 
-static inline AclResult
-idem_schema_aclcheck(Oid schema, AclMode mode)
-{
-#if PG_VERSION_NUM >= 160000
-	return object_aclcheck(NamespaceRelationId, schema, GetUserId(), mode);
-#else
-	return pg_namespace_aclcheck(schema, GetUserId(), mode);
+/* 19: a descriptor of CreateTemplateTupleDesc() must not be used before this call, which comes
+ * after its last column. */
+#if PG_VERSION_NUM < 190000
+#define TupleDescFinalize(desc) ((void) 0)
 #endif
-}
 
-/* 19: TupleDescFinalize().  A descriptor of CreateTemplateTupleDesc() must not be used before
- * this call, which comes after its last column. */
-static inline void
-idem_tuple_desc_done(TupleDesc desc)
-{
-#if PG_VERSION_NUM >= 190000
-	TupleDescFinalize(desc);
+/* 17: an extension's wait events have names. */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) PG_WAIT_EXTENSION
 #endif
-}
-
-/* 17: an extension's wait events have names.  Call this once in a process. */
-static inline uint32
-idem_wait_event(const char *name)
-{
-#if PG_VERSION_NUM >= 170000
-	return WaitEventExtensionNew(name);
-#else
-	return PG_WAIT_EXTENSION;
-#endif
-}
 
 /*
  * 17: GetNamedDSMSegment(); 19: its callback has a second argument.  Returns the segment of
  * that name, at its address in this process.  The first caller makes it: init() fills it before
  * others see it.  Raises if there is no room for it.
  */
-#if PG_VERSION_NUM >= 170000
-#define IDEM_HAS_NAMED_SEGMENTS true
-#else
-#define IDEM_HAS_NAMED_SEGMENTS false
-#endif
+#define IDEM_HAS_NAMED_SEGMENTS (PG_VERSION_NUM >= 170000)
 
 typedef void (*IdemInitSegment) (void *segment);
 
@@ -337,12 +265,8 @@ idem_lwlock_new_tranche(const char *name)
 #endif
 }
 
-static inline void
-idem_lwlock_name_tranche(int tranche, const char *name)
-{
-#if PG_VERSION_NUM < 190000
-	LWLockRegisterTranche(tranche, name);
+#if PG_VERSION_NUM >= 190000
+#define LWLockRegisterTranche(tranche, name) ((void) (tranche))
 #endif
-}
 
 #endif							/* IDEM_COMPAT_H */

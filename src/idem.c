@@ -22,7 +22,7 @@
 #include "store/policy.h"
 #include "store/store.h"
 
-IDEM_MODULE_MAGIC("idem", "1.0.0");
+PG_MODULE_MAGIC_EXT(.name = "idem", .version = "1.0.0");
 
 void		_PG_init(void);
 
@@ -42,5 +42,5 @@ _PG_init(void)
 		return;
 	/* No process of ours may work in the new cluster while pg_upgrade fills it. */
 	if (!IsBinaryUpgrade)
-		idem_launcher_register();
+		(void) idem_launcher_start(NULL);
 }

@@ -25,8 +25,7 @@
 #include "store/policy.h"
 #include "store/store.h"
 
-/* Limit of the time after the first removal, and of the time after the first row while nothing is
- * removed.  A longer batch would hold back VACUUM and DDL. */
+/* A longer batch would hold back VACUUM and DDL. */
 #define BATCH_DURATION_MAX_US	INT64CONST(1000000)
 
 /* How often the caller is asked whether to go on */
@@ -60,15 +59,9 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Whether the batch ends at this row:
- *
- *	rows_max removed				at any row
- *	1 s since the first removal		at any row: the next batch meets fewer rows
- *	1 s since the first row,		where a second of expires_at begins: the next batch starts
- *	nothing removed					at a time, and would meet the rows of this second again
- *
- * The time counts from the first row, not from the begin of the batch.  Otherwise a batch could
- * spend it all on dead entries, and remove nothing.
+ * Whether the batch ends at this row; README.md has a table of it.  The time counts from the first
+ * row, not from the begin of the batch.  Otherwise a batch could spend it all on dead entries, and
+ * remove nothing.
  */
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)

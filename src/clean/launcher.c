@@ -5,9 +5,6 @@
  * README.md draws the states of a database.  The launcher has no database of its own.  It reads
  * the shared catalogs only, so it blocks neither DROP DATABASE nor CREATE DATABASE ... TEMPLATE.
  *
- * It looks at each database every LOOK_INTERVAL, because nobody announces rows that were restored,
- * replicated, prepared, or written by a superuser.
- *
  * A launcher that is restarted knows nothing of the databases, and starts one worker for each.  In
  * shared memory it sees the workers of the launcher before it by their pid.  That pid also keeps a
  * second worker out of a database if the launcher is wrong.
@@ -24,20 +21,16 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
-#include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -61,7 +54,8 @@
 /* Restart of a launcher that ended, seconds */
 #define LAUNCHER_RESTART_S 5
 
-/* A worker looks at a database this often even if nobody announced an expiry. */
+/* A worker looks at a database this often even if nobody announced an expiry: nobody does for rows
+ * that were restored, replicated, prepared, or written by a superuser. */
 #define LOOK_INTERVAL SECONDS(60)
 
 /* Longest sleep of the launcher, and longest pause after a worker could not be started */
@@ -93,8 +87,6 @@ typedef struct LauncherDatabase
 	BackgroundWorkerHandle *handle; /* running worker, or NULL */
 } LauncherDatabase;
 
-/* Lives as long as the launcher; the hash table and the handles are in it. */
-static MemoryContext launcher_context = NULL;
 static HTAB *databases = NULL;
 
 /* Each name in idem.cleanup_databases is that of a database, or was reported. */
@@ -121,28 +113,18 @@ init_background_worker(BackgroundWorker *worker, const char *function,
 	strlcpy(worker->bgw_type, type, BGW_MAXLEN);
 }
 
-static void
-init_launcher_worker(BackgroundWorker *worker)
-{
-	init_background_worker(worker, "idem_launcher_main", "idem launcher",
-						   LAUNCHER_RESTART_S);
-}
-
-void
-idem_launcher_register(void)
-{
-	BackgroundWorker worker;
-
-	init_launcher_worker(&worker);
-	RegisterBackgroundWorker(&worker);
-}
-
 bool
 idem_launcher_start(BackgroundWorkerHandle **handle)
 {
 	BackgroundWorker worker;
 
-	init_launcher_worker(&worker);
+	init_background_worker(&worker, "idem_launcher_main", "idem launcher",
+						   LAUNCHER_RESTART_S);
+	if (process_shared_preload_libraries_in_progress)
+	{
+		RegisterBackgroundWorker(&worker);
+		return true;
+	}
 	worker.bgw_notify_pid = MyProcPid;
 	return RegisterDynamicBackgroundWorker(&worker, handle);
 }
@@ -215,29 +197,6 @@ list_database(Form_pg_database form)
 	db->listed = true;
 }
 
-static void
-unlist_databases(void)
-{
-	HASH_SEQ_STATUS seq;
-	LauncherDatabase *db;
-
-	hash_seq_init(&seq, databases);
-	while ((db = hash_seq_search(&seq)) != NULL)
-		db->listed = false;
-}
-
-static void
-remove_unlisted_databases(void)
-{
-	HASH_SEQ_STATUS seq;
-	LauncherDatabase *db;
-
-	hash_seq_init(&seq, databases);
-	while ((db = hash_seq_search(&seq)) != NULL)
-		if (!db->listed && db->handle == NULL)
-			hash_search(databases, &db->oid, HASH_REMOVE, NULL);
-}
-
 /*
  * Reads pg_database, and forgets the statistics of databases that were dropped.  It reads first
  * which databases have statistics, then pg_database: a database of the first list that the second
@@ -254,7 +213,6 @@ refresh_databases(void)
 	HeapTuple	tuple;
 	ListCell   *lc;
 
-	unlist_databases();
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
@@ -266,7 +224,6 @@ refresh_databases(void)
 	table_endscan(scan);
 	table_close(rel, AccessShareLock);
 
-	remove_unlisted_databases();
 	if (!wanted_names_checked)
 		report_missing_names(names);
 	foreach(lc, counted)
@@ -336,24 +293,6 @@ note_worker_ended(LauncherDatabase *db, TimestampTz now)
 	}
 }
 
-static void
-reap_workers(TimestampTz now)
-{
-	HASH_SEQ_STATUS seq;
-	LauncherDatabase *db;
-	pid_t		pid;
-
-	hash_seq_init(&seq, databases);
-	while ((db = hash_seq_search(&seq)) != NULL)
-	{
-		if (db->handle != NULL &&
-			GetBackgroundWorkerPid(db->handle, &pid) == BGWH_STOPPED)
-			note_worker_ended(db, now);
-		if (db->refusal != NULL)
-			report_refusal(db, now);
-	}
-}
-
 /* Pause between the starts of two workers in a database */
 static int64
 start_interval(const LauncherDatabase *db, bool backlog)
@@ -414,12 +353,46 @@ pick_database(TimestampTz now)
 	return picked;
 }
 
+/* If the clock was set back: otherwise the database would not be due until it has caught up. */
+static void
+follow_clock(LauncherDatabase *db, TimestampTz now)
+{
+	db->started_at = Min(db->started_at, now);
+	db->retry_at = Min(db->retry_at, now + retry_interval());
+	db->refused_at = Min(db->refused_at, now);
+}
+
+/* Before pg_database is read again, which lists the databases anew */
+static void
+review_databases(TimestampTz now)
+{
+	HASH_SEQ_STATUS seq;
+	LauncherDatabase *db;
+	pid_t		pid;
+
+	hash_seq_init(&seq, databases);
+	while ((db = hash_seq_search(&seq)) != NULL)
+	{
+		if (db->handle != NULL &&
+			GetBackgroundWorkerPid(db->handle, &pid) == BGWH_STOPPED)
+			note_worker_ended(db, now);
+		follow_clock(db, now);
+		if (db->refusal != NULL)
+			report_refusal(db, now);
+		if (!db->listed && db->handle == NULL)
+			hash_search(databases, &db->oid, HASH_REMOVE, NULL);
+		else
+			db->listed = false;
+	}
+}
+
 static bool
 register_worker(LauncherDatabase *db)
 {
 	IdemWorkerOrder order = {
 		.rescan = !db->looked_at,
-		.retry = db->failures > 0
+		.retry = db->failures > 0,
+		.database = db->name
 	};
 	BackgroundWorker worker;
 	MemoryContext old_context;
@@ -433,11 +406,10 @@ register_worker(LauncherDatabase *db)
 	memcpy(worker.bgw_extra, &order, sizeof(order));
 	worker.bgw_notify_pid = MyProcPid;
 
-	old_context = MemoryContextSwitchTo(launcher_context);
+	/* The handle outlives the cycle. */
+	old_context = MemoryContextSwitchTo(TopMemoryContext);
 	registered = RegisterDynamicBackgroundWorker(&worker, &db->handle);
 	MemoryContextSwitchTo(old_context);
-	if (!registered)
-		db->handle = NULL;
 	return registered;
 }
 
@@ -459,7 +431,7 @@ start_worker(LauncherDatabase *db, TimestampTz now)
 
 	/* Another session is about to drop, rename or copy the database: a worker would be in
 	 * its way. */
-	if (!idem_conditional_lock_database(db->oid))
+	if (!idem_worker_may_enter(db->oid))
 	{
 		note_refusal(db, "another session has locked it", now);
 		return true;
@@ -489,22 +461,6 @@ start_due_workers(TimestampTz now)
 		/* the next one */ ;
 }
 
-/* If the clock was set back: otherwise no database would be due until it has caught up. */
-static void
-follow_clock(TimestampTz now)
-{
-	HASH_SEQ_STATUS seq;
-	LauncherDatabase *db;
-
-	hash_seq_init(&seq, databases);
-	while ((db = hash_seq_search(&seq)) != NULL)
-	{
-		db->started_at = Min(db->started_at, now);
-		db->retry_at = Min(db->retry_at, now + retry_interval());
-		db->refused_at = Min(db->refused_at, now);
-	}
-}
-
 static void
 launcher_cycle(void)
 {
@@ -513,9 +469,8 @@ launcher_cycle(void)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
-	reap_workers(now);
+	review_databases(now);
 	refresh_databases();
-	follow_clock(now);
 	start_due_workers(now);
 	CommitTransactionCommand();
 }
@@ -545,12 +500,7 @@ init_launcher(void)
 		.entrysize = sizeof(LauncherDatabase)
 	};
 
-	launcher_context = AllocSetContextCreate(TopMemoryContext, "idem launcher",
-											 ALLOCSET_DEFAULT_SIZES);
-
-	ctl.hcxt = launcher_context;
-	databases = hash_create("idem databases", 16, &ctl,
-							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	databases = hash_create("idem databases", 16, &ctl, HASH_ELEM | HASH_BLOBS);
 
 	ereport(LOG,
 			(errmsg("idem launcher started"),
@@ -566,10 +516,10 @@ idem_launcher_main(Datum arg)
 	uint32		wait_event;
 
 	idem_worker_connect(InvalidOid, "idem launcher");
-	wait_event = idem_wait_event("IdemLauncherMain");
+	wait_event = WaitEventExtensionNew("IdemLauncherMain");
 	cares_for_all = idem_shared_state == IDEM_SHARED_PRELOADED;
 	/* Two sessions can have started one each. */
-	if (!cares_for_all && !idem_state_attach_launcher())
+	if (!idem_state_attach_launcher() && !cares_for_all)
 		proc_exit(0);
 	init_launcher();
 

@@ -7,11 +7,10 @@
 
 #include "postmaster/bgworker.h"
 
-/* Only while shared_preload_libraries are loaded */
-extern void idem_launcher_register(void);
-
-/* In a session of a server that has not preloaded the library.  False: no worker slot is free.
- * The handle is palloc'd. */
+/*
+ * While shared_preload_libraries are loaded, or in a session of a server that has not preloaded the
+ * library.  False: no worker slot is free.  The session gets a handle, which is palloc'd.
+ */
 extern bool idem_launcher_start(BackgroundWorkerHandle **handle);
 
 /* Whether idem.cleanup_databases, as this process knows it, includes the database of this name */

@@ -47,7 +47,7 @@ PG_FUNCTION_INFO_V1(idem_start_worker);
 static bool
 wait_for_launcher(BackgroundWorkerHandle *handle)
 {
-	uint32		wait_event = idem_wait_event("IdemLauncherStart");
+	uint32		wait_event = WaitEventExtensionNew("IdemLauncherStart");
 	pid_t		pid;
 
 	while (idem_state_launcher_pid() == 0 &&

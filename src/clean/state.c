@@ -88,7 +88,7 @@ idem_state_publish_run(void)
 	SpinLockRelease(&slot->mutex);
 }
 
-/* ----- databases that an operator has started ----- */
+/* ----- the launcher ----- */
 
 /* before_shmem_exit callback */
 static void
@@ -130,6 +130,8 @@ idem_state_launcher_pid(void)
 {
 	return pg_atomic_read_u32(&idem_shared_databases->launcher_pid);
 }
+
+/* ----- databases that an operator has started ----- */
 
 bool
 idem_state_start_database(IdemStart *start)

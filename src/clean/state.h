@@ -16,19 +16,16 @@ extern bool idem_state_publish_error(Oid database, const char *message);
 /* The worker's run came to a regular end. */
 extern void idem_state_publish_run(void);
 
-/* ----- databases that an operator has started: idem_start_worker() ----- */
-
-/*
- * For a server that does not preload the library: makes this process its launcher, for as long
- * as the process lives.  False: there is one already.
- */
+/* Notes this process as the launcher, for as long as it lives.  False: another one is noted. */
 extern bool idem_state_attach_launcher(void);
-
-/* False: some database is started, so the launcher has to stay. */
-extern bool idem_state_detach_launcher(void);
 
 /* 0: none */
 extern pid_t idem_state_launcher_pid(void);
+
+/* ----- databases that an operator has started: idem_start_worker() ----- */
+
+/* False: some database is started, so the launcher has to stay. */
+extern bool idem_state_detach_launcher(void);
 
 typedef struct IdemStart
 {

@@ -25,7 +25,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "commands/dbcommands.h"
+#include "catalog/pg_database.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
@@ -33,14 +33,13 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
+#include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "compat.h"
 #include "guc.h"
 #include "clean/batch.h"
 #include "clean/schedule.h"
@@ -104,11 +103,23 @@ idem_worker_connect(Oid database, const char *name)
 
 /* ----- may a batch run? ----- */
 
+bool
+idem_worker_may_enter(Oid database)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	LockRelease(&tag, RowExclusiveLock, false);
+	return true;
+}
+
 /* IdemCleanupStop */
 static bool
 must_leave_database(void)
 {
-	return !idem_conditional_lock_database(MyDatabaseId);
+	return !idem_worker_may_enter(MyDatabaseId);
 }
 
 /*
@@ -285,29 +296,18 @@ worker_error_context(void *arg)
 	errcontext("removing expired claims in database \"%s\"", (char *) arg);
 }
 
-/* The name of our database, which nobody can rename while we are connected */
-static char *
-own_database_name(void)
-{
-	char	   *name;
-
-	StartTransactionCommand();
-	name = MemoryContextStrdup(TopMemoryContext,
-							   get_database_name(MyDatabaseId));
-	CommitTransactionCommand();
-	return name;
-}
-
 void
 idem_worker_main(Datum arg)
 {
 	IdemWorkerOrder order;
-	ErrorContextCallback context = {.callback = worker_error_context};
+	ErrorContextCallback context = {
+		.callback = worker_error_context,
+		.arg = NameStr(order.database)
+	};
 
 	idem_worker_connect(DatumGetObjectId(arg), "idem worker");
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 
-	context.arg = own_database_name();
 	context.previous = error_context_stack;
 	error_context_stack = &context;
 	PG_TRY();

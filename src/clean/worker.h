@@ -12,6 +12,7 @@ typedef struct IdemWorkerOrder
 {
 	bool		rescan;			/* begin with an urgent rescan */
 	bool		retry;			/* the latest worker failed */
+	NameData	database;		/* for its messages */
 } IdemWorkerOrder;
 
 /* After this a worker ends, to make room for another database's. */
@@ -22,6 +23,12 @@ typedef struct IdemWorkerOrder
  * overrides the settings that are meant for applications.
  */
 extern void idem_worker_connect(Oid database, const char *name);
+
+/*
+ * False: another session drops, renames, moves or copies the database.  Tries a lock that conflicts
+ * with theirs, without waiting, and releases it.
+ */
+extern bool idem_worker_may_enter(Oid database);
 
 /* Entry of the process */
 extern PGDLLEXPORT void idem_worker_main(Datum arg);

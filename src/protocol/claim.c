@@ -254,7 +254,7 @@ claim_in_place(IdemClaimCall *call, const IdemFound *found,
 	answer_with(answer, IDEM_CLAIMED, &row,
 				predecessor == NULL ? NULL : predecessor->progress);
 	if (predecessor != NULL)
-		idem_stats_count_takeover();
+		idem_stats_count_at_commit(IDEM_COUNT_TAKEOVERS);
 	return STEP_ANSWER;
 }
 
@@ -485,7 +485,10 @@ claim_key(IdemClaimCall *call, Look *look, IdemClaimAnswer *answer)
 	{
 		idem_wait_end();
 		if (call->deadline.wait_us != 0)
-			idem_stats_count_wait(idem_monotonic_us() - wait_began_us);
+		{
+			idem_stats_count(IDEM_COUNT_WAITS, 1);
+			idem_stats_count(IDEM_COUNT_WAIT_US, idem_monotonic_us() - wait_began_us);
+		}
 	}
 	ours = step == STEP_ANSWER && look->probe == IDEM_PROBE_PRESENT &&
 		look->found.ours;

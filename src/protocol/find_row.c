@@ -104,7 +104,7 @@ idem_raise_lost(const IdemKey *key, const char *message, const char *hint)
 void
 idem_raise_lost_lease(const IdemKey *key)
 {
-	idem_stats_count_lost_lease();
+	idem_stats_count(IDEM_COUNT_LOST_LEASES, 1);
 	idem_raise_lost(key, "lease is lost",
 					"Stop, and roll back: another holder has the request. Or the token is wrong.");
 }

@@ -189,7 +189,7 @@ idem_heal(PG_FUNCTION_ARGS)
 	{
 		idem_commit_lease(&call.key);
 		idem_own_note_settled(&call.key, result);
-		idem_stats_count_healed();
+		idem_stats_count_at_commit(IDEM_COUNT_HEALED);
 	}
 	PG_RETURN_BOOL(healed);
 }

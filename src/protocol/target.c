@@ -82,7 +82,7 @@ static Remembered remembered[REMEMBERED];
 static uint64 changes = 0;		/* 0: nobody counts them yet */
 
 static void
-count_change(Datum arg, IdemSysCacheId cache, uint32 hash)
+count_change(Datum arg, SysCacheIdentifier cache, uint32 hash)
 {
 	changes++;
 }
@@ -91,7 +91,7 @@ static void
 count_changes(void)
 {
 	/* Functions and types; schemas, and which of them a role may use, also the owner of the database */
-	static const IdemSysCacheId caches[] = {
+	static const SysCacheIdentifier caches[] = {
 		PROCOID, TYPEOID, NAMESPACEOID, AUTHOID, AUTHMEMROLEMEM, DATABASEOID
 	};
 
@@ -172,13 +172,14 @@ kind_of_other(Form_pg_proc proc)
 static void
 check_rights(const IdemTarget *target)
 {
-	AclResult	result = idem_schema_aclcheck(target->schema, ACL_USAGE);
+	AclResult	result = object_aclcheck(NamespaceRelationId, target->schema, GetUserId(), ACL_USAGE);
 
 	if (result != ACLCHECK_OK)
 		aclcheck_error(result, OBJECT_SCHEMA,
 					   get_namespace_name(target->schema));
-	aclcheck_error(idem_function_aclcheck(target->function, ACL_EXECUTE),
-				   OBJECT_FUNCTION, target->name);
+	result = object_aclcheck(ProcedureRelationId, target->function, GetUserId(), ACL_EXECUTE);
+	if (result != ACLCHECK_OK)
+		aclcheck_error(result, OBJECT_FUNCTION, target->name);
 }
 
 static void
@@ -395,7 +396,7 @@ convert(const IdemTarget *target, Jsonb *arguments, Datum *values, bool *nulls)
 						   -1, 0);
 		nulls[i] = true;
 	}
-	idem_tuple_desc_done(desc);
+	TupleDescFinalize(desc);
 	desc = BlessTupleDesc(desc);
 	tuple = heap_form_tuple(desc, values, nulls);
 

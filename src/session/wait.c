@@ -353,7 +353,7 @@ idem_wait_for_lease(const IdemKey *key, TimestampTz lease_until,
 	timeout_ms = Min(timeout_ms, Min(LEASE_LOOK_MS, Max(left_ms, 1)));
 	idem_waiting_begin(key, InvalidTransactionId);
 	if (lease_wait_event == 0)
-		lease_wait_event = idem_wait_event("IdemLease");
+		lease_wait_event = WaitEventExtensionNew("IdemLease");
 
 	/*
 	 * The first call only puts this process into the queue, and returns at once.  The caller
@@ -421,12 +421,6 @@ init_channels(void *memory, int tranche)
 void
 idem_wait_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = channels_size,
-		.init = init_channels,
-		.memory = (void **) &lease_channels
-	};
-
 	RegisterXactCallback(end_transaction, NULL);
-	idem_shared_add(&part);
+	idem_shared_add(channels_size, init_channels, (void **) &lease_channels);
 }

@@ -59,7 +59,7 @@ idem_waiting_begin(const IdemKey *key, TransactionId xid)
 		memcpy(end, VARDATA_ANY(parts[i]), fresh.bytes[i]);
 		end += fresh.bytes[i];
 	}
-	slot = &slots[idem_process_number()];
+	slot = &slots[MyProcNumber];
 	SpinLockAcquire(&slot->mutex);
 	memcpy((char *) slot + offsetof(WaitingSlot, database),
 		   (char *) &fresh + offsetof(WaitingSlot, database),
@@ -75,7 +75,7 @@ idem_waiting_end(void)
 
 	if (!waits)
 		return;
-	slot = &slots[idem_process_number()];
+	slot = &slots[MyProcNumber];
 	SpinLockAcquire(&slot->mutex);
 	slot->database = InvalidOid;
 	SpinLockRelease(&slot->mutex);
@@ -149,13 +149,7 @@ init_slots(void *memory, int tranche)
 void
 idem_waiting_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = slots_size,
-		.init = init_slots,
-		.memory = (void **) &slots
-	};
-
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
-	idem_shared_add(&part);
+	idem_shared_add(slots_size, init_slots, (void **) &slots);
 }

@@ -24,6 +24,7 @@ databases_size(void)
 	return sizeof(IdemDatabases);
 }
 
+/* All slots are free. */
 static void
 init_databases(void *memory, int tranche)
 {
@@ -32,14 +33,6 @@ init_databases(void *memory, int tranche)
 	memset(fresh, 0, sizeof(IdemDatabases));
 	LWLockInitialize(&fresh->lock, tranche);
 	pg_atomic_init_u32(&fresh->launcher_pid, 0);
-	for (int i = 0; i < IDEM_DATABASES_MAX; i++)
-	{
-		pg_atomic_init_u64(&fresh->slots[i].claimed, (uint64) DT_NOEND);
-		for (int j = 0; j < IDEM_CLAIM_COUNTERS; j++)
-			pg_atomic_init_u64(&fresh->slots[i].claims[j], 0);
-		SpinLockInit(&fresh->slots[i].mutex);
-		idem_scope_table_init(&fresh->slots[i].scopes);
-	}
 }
 
 IdemDatabase *
@@ -52,21 +45,20 @@ idem_find_database(Oid database)
 	return NULL;
 }
 
+/* Nobody looks into a free slot, so all of it can be made anew. */
 static void
 init_slot(IdemDatabase *slot, Oid database)
 {
 	Assert(LWLockHeldByMeInMode(&idem_shared_databases->lock, LW_EXCLUSIVE));
 	Assert(!OidIsValid(slot->database));
-	memset(&slot->cleanup, 0, sizeof(slot->cleanup));
+	memset(slot, 0, sizeof(IdemDatabase));
+	SpinLockInit(&slot->mutex);
 	slot->cleanup.oldest = DT_NOEND;
 	slot->cleanup.marks = IDEM_NO_MARKS;
-	slot->started = false;
-	slot->starts = 0;
-	slot->starter = InvalidTransactionId;
 	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
-		pg_atomic_write_u64(&slot->claims[i], 0);
-	pg_atomic_write_u64(&slot->claimed, (uint64) DT_NOEND);
-	idem_scope_table_clear(&slot->scopes);
+		pg_atomic_init_u64(&slot->claims[i], 0);
+	pg_atomic_init_u64(&slot->claimed, (uint64) DT_NOEND);
+	idem_scope_table_init(&slot->scopes);
 	slot->database = database;
 }
 
@@ -173,11 +165,5 @@ idem_databases_forget(Oid database)
 void
 idem_databases_init(void)
 {
-	static const IdemSharedPart part = {
-		.size = databases_size,
-		.init = init_databases,
-		.memory = (void **) &idem_shared_databases
-	};
-
-	idem_shared_add(&part);
+	idem_shared_add(databases_size, init_databases, (void **) &idem_shared_databases);
 }

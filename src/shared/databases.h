@@ -10,11 +10,11 @@
  *					slot without the lock: a slot is freed only after its database was
  *					dropped, and DROP DATABASE waits for all connections to end.
  *	slot->started	the same lock; starts and starter too.
- *	launcher_pid	atomic.  The launcher of a server that has not preloaded us sets it from 0
- *					to its pid, and back to 0 when it ends.  It ends regularly only under
- *					the lock, exclusively, while no database is started.  So a session that
- *					starts one under that lock, and then sees a launcher, knows that the
- *					launcher will see the database.
+ *	launcher_pid	atomic.  The launcher sets it from 0 to its pid, and back to 0 when it ends.
+ *					Where we are not preloaded, it ends regularly only under the lock,
+ *					exclusively, while no database is started.  So a session that starts one
+ *					under that lock, and then sees a launcher, knows that the launcher will
+ *					see the database.
  *	slot->claimed	atomic.  A claiming transaction lowers it when it commits;
  *					idem_stats_begin_batch() resets it, under slot->mutex.
  *	slot->claims	atomics, each a counter of its own.

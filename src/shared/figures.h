@@ -80,7 +80,7 @@ typedef struct IdemCleanupStats
 	char		last_error[IDEM_ERROR_TEXT_BYTES_MAX];
 	TimestampTz reset_at;
 
-	/* State, which idem_stats_reset() leaves */
+	/* State, which idem_stat_reset() leaves */
 	TimestampTz oldest;			/* earliest expiry that may be left; DT_NOEND: none */
 	uint64		publications;	/* how often a batch replaced it, or lowered it by claims */
 	bool		backlog;		/* the latest batches ended by their bounds */

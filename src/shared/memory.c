@@ -45,15 +45,17 @@
 /* A session tries again this long after a failure. */
 #define RETRY_INTERVAL (60 * USECS_PER_SEC)
 
-/* At the start of the memory; the parts follow. */
-typedef struct SharedHeader
-{
-	int			tranche;		/* of our LWLocks */
-} SharedHeader;
+/* The parts follow the tranche of our LWLocks, an int. */
+#define PARTS_OFFSET CACHELINEALIGN(sizeof(int))
 
 IdemSharedState idem_shared_state = IDEM_SHARED_NONE;
 
-static const IdemSharedPart *parts[PARTS_MAX];
+static struct
+{
+	IdemPartSize size;
+	IdemPartInit init;
+	void	  **address;
+}			parts[PARTS_MAX];
 static int	nparts = 0;
 
 static TimestampTz retry_at = 0;
@@ -62,47 +64,49 @@ static shmem_request_hook_type next_shmem_request = NULL;
 static shmem_startup_hook_type next_shmem_startup = NULL;
 
 void
-idem_shared_add(const IdemSharedPart *part)
+idem_shared_add(IdemPartSize size, IdemPartInit init, void **address)
 {
 	Assert(nparts < PARTS_MAX);
-	parts[nparts++] = part;
+	parts[nparts].size = size;
+	parts[nparts].init = init;
+	parts[nparts++].address = address;
 }
 
 static Size
 memory_size(void)
 {
-	Size		size = CACHELINEALIGN(sizeof(SharedHeader));
+	Size		size = PARTS_OFFSET;
 
 	for (int i = 0; i < nparts; i++)
-		size = add_size(size, CACHELINEALIGN(parts[i]->size()));
+		size = add_size(size, CACHELINEALIGN(parts[i].size()));
 	return size;
 }
 
 static void
 init_memory(void *memory)
 {
-	SharedHeader *header = memory;
-	char	   *part = (char *) memory + CACHELINEALIGN(sizeof(SharedHeader));
+	int		   *tranche = memory;
+	char	   *part = (char *) memory + PARTS_OFFSET;
 
-	header->tranche = idem_lwlock_new_tranche("idem");
+	*tranche = idem_lwlock_new_tranche("idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		parts[i]->init(part, header->tranche);
-		part += CACHELINEALIGN(parts[i]->size());
+		parts[i].init(part, *tranche);
+		part += CACHELINEALIGN(parts[i].size());
 	}
 }
 
 static void
 use_memory(void *memory, IdemSharedState state)
 {
-	const SharedHeader *header = memory;
-	char	   *part = (char *) memory + CACHELINEALIGN(sizeof(SharedHeader));
+	const int  *tranche = memory;
+	char	   *part = (char *) memory + PARTS_OFFSET;
 
-	idem_lwlock_name_tranche(header->tranche, "idem");
+	LWLockRegisterTranche(*tranche, "idem");
 	for (int i = 0; i < nparts; i++)
 	{
-		*parts[i]->memory = part;
-		part += CACHELINEALIGN(parts[i]->size());
+		*parts[i].address = part;
+		part += CACHELINEALIGN(parts[i].size());
 	}
 	idem_shared_state = state;
 }

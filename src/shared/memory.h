@@ -5,15 +5,6 @@
 #ifndef IDEM_SHARED_MEMORY_H
 #define IDEM_SHARED_MEMORY_H
 
-/* A part of it.  The struct stays. */
-typedef struct IdemSharedPart
-{
-	Size		(*size) (void); /* the same in all processes, as long as the server runs */
-	/* Once, before anybody uses the part; must not raise.  tranche: for its LWLocks */
-	void		(*init) (void *memory, int tranche);
-	void	  **memory;			/* where each process keeps its own address of the part */
-} IdemSharedPart;
-
 typedef enum IdemSharedState
 {
 	IDEM_SHARED_NONE,			/* the server cannot give it to this process */
@@ -24,8 +15,17 @@ typedef enum IdemSharedState
 
 extern IdemSharedState idem_shared_state;
 
-/* While the library is loaded: first each part, then all of them */
-extern void idem_shared_add(const IdemSharedPart *part);
+/* The same in all processes, as long as the server runs */
+typedef Size (*IdemPartSize) (void);
+
+/* Once, before anybody uses the part; must not raise.  tranche: for its LWLocks */
+typedef void (*IdemPartInit) (void *memory, int tranche);
+
+/*
+ * While the library is loaded: first each part, then all of them.  address gets that of the part in
+ * this process.
+ */
+extern void idem_shared_add(IdemPartSize size, IdemPartInit init, void **address);
 extern void idem_shared_init(bool preloaded);
 
 /*

@@ -8,7 +8,7 @@
  *
  * Who may write what:
  *
- *	scopes[n].hash, length, name	who holds table->mutex, before n is counted in
+ *	scopes[n].length, name	who holds table->mutex, before n is counted in
  *					table->number.  They do not change afterwards, so they are read without
  *					the mutex by everybody who has read table->number.
  *	table->number	who holds table->mutex.  A barrier before makes sure that a reader that
@@ -18,7 +18,6 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "common/hashfn.h"
 
 #include "shared/scope_stats.h"
 
@@ -40,61 +39,18 @@ idem_scope_table_init(IdemScopeTable *table)
 			pg_atomic_init_u64(&table->scopes[i].answers[j], 0);
 }
 
-void
-idem_scope_table_clear(IdemScopeTable *table)
-{
-	pg_atomic_write_u32(&table->number, 0);
-	idem_scope_table_reset(table);
-}
-
-static bool
-has_name(const IdemScopeStats *scope, uint32 hash, const char *name, int length)
-{
-	return scope->hash == hash && scope->length == length &&
-		memcmp(scope->name, name, length) == 0;
-}
-
-/* Looks at the scopes from the number first on; -1: it is not there. */
+/* Returns how many scopes have a name if none has this one. */
 static int
-find_scope(IdemScopeTable *table, int first, uint32 hash, const char *name,
-		   int length)
+find_scope(IdemScopeTable *table, const char *name, int length)
 {
 	int			number = pg_atomic_read_u32(&table->number);
 
 	pg_read_barrier();
-	for (int i = first; i < number; i++)
-		if (has_name(&table->scopes[i], hash, name, length))
+	for (int i = 0; i < number; i++)
+		if (table->scopes[i].length == length &&
+			memcmp(table->scopes[i].name, name, length) == 0)
 			return i;
-	return -1;
-}
-
-/* seen: how many scopes did not have this name before the mutex was taken */
-static int
-add_scope(IdemScopeTable *table, int seen, uint32 hash, const char *name,
-		  int length)
-{
-	int			found;
-
-	SpinLockAcquire(&table->mutex);
-	found = find_scope(table, seen, hash, name, length);
-	if (found < 0)
-	{
-		IdemScopeStats *scope;
-
-		found = pg_atomic_read_u32(&table->number);
-		if (found < IDEM_SCOPES_COUNTED_MAX)
-		{
-			scope = &table->scopes[found];
-			scope->hash = hash;
-			scope->length = length;
-			memcpy(scope->name, name, length);
-			pg_write_barrier();
-			pg_atomic_write_u32(&table->number, found + 1);
-		}
-	}
-	SpinLockRelease(&table->mutex);
-	Assert(found <= IDEM_SCOPE_OTHER);
-	return found;
+	return number;
 }
 
 int
@@ -102,17 +58,24 @@ idem_scope_number(IdemScopeTable *table, const text *scope)
 {
 	const char *name = VARDATA_ANY(scope);
 	int			length = VARSIZE_ANY_EXHDR(scope);
-	uint32		hash = hash_bytes((const unsigned char *) name, length);
 	int			seen = pg_atomic_read_u32(&table->number);
-	int			found;
+	int			found = find_scope(table, name, length);
 
 	Assert(length <= IDEM_SCOPE_BYTES_MAX);
-	found = find_scope(table, 0, hash, name, length);
-	if (found >= 0)
+	if (found < seen || found == IDEM_SCOPE_OTHER)
 		return found;
-	if (seen == IDEM_SCOPES_COUNTED_MAX)
-		return IDEM_SCOPE_OTHER;
-	return add_scope(table, seen, hash, name, length);
+
+	SpinLockAcquire(&table->mutex);
+	found = find_scope(table, name, length);
+	if (found == pg_atomic_read_u32(&table->number) && found < IDEM_SCOPE_OTHER)
+	{
+		table->scopes[found].length = length;
+		memcpy(table->scopes[found].name, name, length);
+		pg_write_barrier();
+		pg_atomic_write_u32(&table->number, found + 1);
+	}
+	SpinLockRelease(&table->mutex);
+	return found;
 }
 
 bool

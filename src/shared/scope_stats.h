@@ -24,7 +24,6 @@
 
 typedef struct IdemScopeStats
 {
-	uint32		hash;
 	int			length;
 	char		name[IDEM_SCOPE_BYTES_MAX];
 	pg_atomic_uint64 answers[IDEM_OUTCOME_COUNT];
@@ -38,17 +37,14 @@ typedef struct IdemScopeTable
 	IdemScopeStats scopes[IDEM_SCOPE_NUMBERS];	/* the last one has no name */
 } IdemScopeTable;
 
-/* Once, when the shared memory is made */
+/* Before any process uses the table */
 extern void idem_scope_table_init(IdemScopeTable *table);
-
-/* For another database.  No process may use the table meanwhile. */
-extern void idem_scope_table_clear(IdemScopeTable *table);
 
 /* Zeroes the counters.  The scopes keep their numbers. */
 extern void idem_scope_table_reset(IdemScopeTable *table);
 
 /*
- * The number of a scope, which it keeps until the table is cleared; IDEM_SCOPE_OTHER if the
+ * The number of a scope, which it keeps; IDEM_SCOPE_OTHER if the
  * table is full.  Raises nothing.
  */
 extern int	idem_scope_number(IdemScopeTable *table, const text *scope);

@@ -31,6 +31,7 @@
 #include <math.h>
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
@@ -51,11 +52,9 @@ typedef struct PendingStats
 	struct PendingStats *upper;
 	int			nest_level;
 	TimestampTz claimed;		/* earliest expiry; DT_NOEND: no claim */
-	int64		nclaimed;
-	uint32	   *nclaimed_by_scope;	/* IDEM_SCOPE_NUMBERS of them; NULL: all are 0 */
-	int64		ntakeovers;
-	int64		nhealed;
-	IdemCleanupCounters *cleanup;	/* NULL: no batch */
+	uint64		claims[IDEM_CLAIM_COUNTERS];
+	uint32		claimed_by_scope[IDEM_SCOPE_NUMBERS];
+	IdemCleanupCounters cleanup;
 	IdemCleanupReport last_batch;
 } PendingStats;
 
@@ -178,13 +177,6 @@ current_pending(void)
 	return push_pending(nest_level);
 }
 
-static uint32 *
-make_counters_by_scope(void)
-{
-	return MemoryContextAllocZero(TopTransactionContext,
-								  IDEM_SCOPE_NUMBERS * sizeof(uint32));
-}
-
 void
 idem_stats_count_claim(const text *scope, TimestampTz expires_at)
 {
@@ -194,73 +186,43 @@ idem_stats_count_claim(const text *scope, TimestampTz expires_at)
 	if (!idem_shared_use())
 		return;
 	entry = current_pending();
-	entry->nclaimed++;
+	entry->claims[IDEM_CLAIMED]++;
 	slot = idem_own_database(true);
 	if (slot != NULL)
-	{
-		if (entry->nclaimed_by_scope == NULL)
-			entry->nclaimed_by_scope = make_counters_by_scope();
-		entry->nclaimed_by_scope[idem_scope_number(&slot->scopes, scope)]++;
-	}
+		entry->claimed_by_scope[idem_scope_number(&slot->scopes, scope)]++;
 	if (expires_at < entry->claimed)
 		entry->claimed = expires_at;
 }
 
-static void
-add_to_counter(int counter, uint64 n)
+void
+idem_stats_count(int counter, uint64 n)
 {
 	IdemDatabase *slot = idem_own_database(true);
 
 	Assert(counter >= 0 && counter < IDEM_CLAIM_COUNTERS);
-	if (slot != NULL && n > 0)
+	if (slot != NULL)
 		pg_atomic_fetch_add_u64(&slot->claims[counter], n);
-}
-
-static void
-add_to_scope(int number, IdemOutcome outcome, uint64 n)
-{
-	IdemScopeTable *table = &idem_own_database(false)->scopes;
-
-	pg_atomic_fetch_add_u64(&table->scopes[number].answers[outcome], n);
 }
 
 void
 idem_stats_count_outcome(const text *scope, IdemOutcome outcome)
 {
 	IdemDatabase *slot = idem_own_database(true);
+	int			number;
 
 	Assert(outcome != IDEM_CLAIMED);
 	if (slot == NULL)
 		return;
-	add_to_counter(outcome, 1);
-	add_to_scope(idem_scope_number(&slot->scopes, scope), outcome, 1);
+	idem_stats_count(outcome, 1);
+	number = idem_scope_number(&slot->scopes, scope);
+	pg_atomic_fetch_add_u64(&slot->scopes.scopes[number].answers[outcome], 1);
 }
 
 void
-idem_stats_count_wait(int64 waited_us)
-{
-	add_to_counter(IDEM_COUNT_WAITS, 1);
-	add_to_counter(IDEM_COUNT_WAIT_US, waited_us);
-}
-
-void
-idem_stats_count_lost_lease(void)
-{
-	add_to_counter(IDEM_COUNT_LOST_LEASES, 1);
-}
-
-void
-idem_stats_count_takeover(void)
+idem_stats_count_at_commit(int counter)
 {
 	if (idem_shared_use())
-		current_pending()->ntakeovers++;
-}
-
-void
-idem_stats_count_healed(void)
-{
-	if (idem_shared_use())
-		current_pending()->nhealed++;
+		current_pending()->claims[counter]++;
 }
 
 void
@@ -271,10 +233,7 @@ idem_stats_count_cleanup(const IdemCleanupReport *report)
 	if (!idem_shared_use())
 		return;
 	entry = current_pending();
-	if (entry->cleanup == NULL)
-		entry->cleanup = MemoryContextAllocZero(TopTransactionContext,
-												sizeof(IdemCleanupCounters));
-	add_report(entry->cleanup, report);
+	add_report(&entry->cleanup, report);
 	entry->last_batch = *report;
 }
 
@@ -284,10 +243,6 @@ pop_pending(void)
 	PendingStats *entry = pending;
 
 	pending = entry->upper;
-	if (entry->cleanup != NULL)
-		pfree(entry->cleanup);
-	if (entry->nclaimed_by_scope != NULL)
-		pfree(entry->nclaimed_by_scope);
 	pfree(entry);
 }
 
@@ -304,26 +259,14 @@ merge_into_upper(PendingStats *entry)
 	}
 
 	upper->claimed = Min(upper->claimed, entry->claimed);
-	upper->nclaimed += entry->nclaimed;
-	upper->ntakeovers += entry->ntakeovers;
-	upper->nhealed += entry->nhealed;
-	if (upper->nclaimed_by_scope == NULL)
+	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
+		upper->claims[i] += entry->claims[i];
+	for (int i = 0; i < IDEM_SCOPE_NUMBERS; i++)
+		upper->claimed_by_scope[i] += entry->claimed_by_scope[i];
+	if (entry->cleanup.batches > 0)
 	{
-		upper->nclaimed_by_scope = entry->nclaimed_by_scope;
-		entry->nclaimed_by_scope = NULL;
-	}
-	for (int i = 0; entry->nclaimed_by_scope != NULL && i < IDEM_SCOPE_NUMBERS; i++)
-		upper->nclaimed_by_scope[i] += entry->nclaimed_by_scope[i];
-	if (entry->cleanup != NULL)
-	{
+		add_counters(&upper->cleanup, &entry->cleanup);
 		upper->last_batch = entry->last_batch;
-		if (upper->cleanup != NULL)
-			add_counters(upper->cleanup, entry->cleanup);
-		else
-		{
-			upper->cleanup = entry->cleanup;
-			entry->cleanup = NULL;
-		}
 	}
 	pop_pending();
 }
@@ -336,19 +279,20 @@ publish_pending(const PendingStats *entry, bool prepared)
 	Assert(entry->upper == NULL);
 	if (slot == NULL)
 		return;
-	add_to_counter(IDEM_CLAIMED, entry->nclaimed);
-	add_to_counter(IDEM_COUNT_TAKEOVERS, entry->ntakeovers);
-	add_to_counter(IDEM_COUNT_HEALED, entry->nhealed);
-	for (int i = 0; entry->nclaimed_by_scope != NULL && i < IDEM_SCOPE_NUMBERS; i++)
-		if (entry->nclaimed_by_scope[i] > 0)
-			add_to_scope(i, IDEM_CLAIMED, entry->nclaimed_by_scope[i]);
+	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
+		if (entry->claims[i] > 0)
+			idem_stats_count(i, entry->claims[i]);
+	for (int i = 0; i < IDEM_SCOPE_NUMBERS; i++)
+		if (entry->claimed_by_scope[i] > 0)
+			pg_atomic_fetch_add_u64(&slot->scopes.scopes[i].answers[IDEM_CLAIMED],
+									entry->claimed_by_scope[i]);
 	if (entry->claimed != DT_NOEND)
 		lower_claimed(slot, entry->claimed);
-	if (entry->cleanup == NULL)
+	if (entry->cleanup.batches == 0)
 		return;
 
 	SpinLockAcquire(&slot->mutex);
-	add_counters(&slot->cleanup.counters, entry->cleanup);
+	add_counters(&slot->cleanup.counters, &entry->cleanup);
 	/* The rows that a prepared transaction removed are still there. */
 	if (!prepared)
 		replace_oldest(&slot->cleanup, &entry->last_batch);
@@ -435,8 +379,8 @@ idem_stats_publish_absent(void)
 
 /* ----- reading ----- */
 
-static void
-copy_stats(IdemDatabase *slot, IdemCleanupStats *stats)
+void
+idem_stats_read(IdemDatabase *slot, IdemCleanupStats *stats)
 {
 	TimestampTz claimed;
 
@@ -448,48 +392,6 @@ copy_stats(IdemDatabase *slot, IdemCleanupStats *stats)
 }
 
 bool
-idem_stats_read(IdemCleanupStats *stats, uint64 *claims)
-{
-	IdemDatabase *slot = idem_require_own_database();
-
-	if (slot == NULL)
-		return false;
-	copy_stats(slot, stats);
-	for (int i = 0; claims != NULL && i < IDEM_CLAIM_COUNTERS; i++)
-		claims[i] = pg_atomic_read_u64(&slot->claims[i]);
-	return true;
-}
-
-void
-idem_stats_reset(void)
-{
-	IdemDatabase *slot = idem_require_own_database();
-	TimestampTz now = GetCurrentTimestamp();
-
-	if (slot == NULL)
-		return;
-	SpinLockAcquire(&slot->mutex);
-	memset(&slot->cleanup.counters, 0, sizeof(slot->cleanup.counters));
-	slot->cleanup.errors = 0;
-	slot->cleanup.last_error_at = IDEM_STATS_NEVER;
-	slot->cleanup.reset_at = now;
-	SpinLockRelease(&slot->mutex);
-	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
-		pg_atomic_write_u64(&slot->claims[i], 0);
-	idem_scope_table_reset(&slot->scopes);
-}
-
-bool
-idem_stats_read_scope(int number, uint64 *answers, const char **name,
-					  int *length)
-{
-	IdemDatabase *slot = idem_require_own_database();
-
-	return slot != NULL &&
-		idem_scope_read(&slot->scopes, number, answers, name, length);
-}
-
-bool
 idem_stats_read_database(Oid database, IdemCleanupStats *stats)
 {
 	IdemDatabase *slot;
@@ -498,7 +400,7 @@ idem_stats_read_database(Oid database, IdemCleanupStats *stats)
 	LWLockAcquire(&idem_shared_databases->lock, LW_SHARED);
 	slot = idem_find_database(database);
 	if (slot != NULL)
-		copy_stats(slot, stats);
+		idem_stats_read(slot, stats);
 	LWLockRelease(&idem_shared_databases->lock);
 	return slot != NULL;
 }

@@ -25,10 +25,8 @@ extern void idem_stats_init(void);
  * transaction commits.
  */
 extern void idem_stats_count_outcome(const text *scope, IdemOutcome outcome);
-extern void idem_stats_count_wait(int64 waited_us);
-extern void idem_stats_count_lost_lease(void);
-extern void idem_stats_count_takeover(void);
-extern void idem_stats_count_healed(void);
+extern void idem_stats_count(int counter, uint64 n);
+extern void idem_stats_count_at_commit(int counter);
 
 /* This transaction claimed a key that is remembered until expires_at.  Cheap: every claim
  * calls it. */
@@ -62,23 +60,10 @@ extern void idem_stats_publish_absent(void);
 /* Upper bounds of the buckets, in seconds; the last one is infinite. */
 extern const double idem_duration_bounds[IDEM_DURATION_BUCKETS];
 
-/*
- * A copy of this database's statistics.  False: shared memory has no room for them.  Raises
- * 55000 without shared memory.  claims: an array of IDEM_CLAIM_COUNTERS; or NULL.
- */
-extern bool idem_stats_read(IdemCleanupStats *stats, uint64 *claims);
+struct IdemDatabase;
 
-/*
- * The answers of a scope of this database, in an array of IDEM_OUTCOME_COUNT, for a number
- * below IDEM_SCOPE_NUMBERS (scope_stats.h).  name is in shared memory, and NULL for the scopes
- * that are counted together.  False: no scope has this number, or shared memory has no room.
- * Raises 55000 without shared memory.
- */
-extern bool idem_stats_read_scope(int number, uint64 *answers,
-								  const char **name, int *length);
-
-/* Zeroes this database's counters.  Raises 55000 without shared memory. */
-extern void idem_stats_reset(void);
+/* A copy of a slot's statistics of cleaning */
+extern void idem_stats_read(struct IdemDatabase *slot, IdemCleanupStats *stats);
 
 /* A copy of any database's.  False: it has none; the copy says that nothing happened. */
 extern bool idem_stats_read_database(Oid database, IdemCleanupStats *stats);

@@ -12,14 +12,13 @@
 #include "common/int.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "postmaster/bgworker.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "compat.h"
+#include "shared/databases.h"
 #include "shared/memory.h"
 #include "shared/scope_stats.h"
 #include "shared/stats.h"
@@ -68,14 +67,6 @@ make_row(FunctionCallInfo fcinfo, int columns, Datum *values, bool *nulls)
 											 nulls));
 }
 
-/* What is in effect, and why */
-static const char *
-shared_memory(void)
-{
-	return idem_shared_state == IDEM_SHARED_PRELOADED ? "preloaded" :
-		"made on demand: idem is not in shared_preload_libraries";
-}
-
 /* idem__stat_cleanup_counters() */
 Datum
 idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
@@ -87,6 +78,7 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 		LAST_ERROR_AT, WORKER_PIDS, STATS_RESET, BUCKET_BOUNDS, BUCKETS,
 		SHARED_MEMORY, COLUMNS
 	};
+	IdemDatabase *slot = idem_require_own_database();
 	IdemCleanupStats stats;
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
@@ -95,8 +87,9 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 	Datum		buckets[IDEM_DURATION_BUCKETS];
 
 	memset(nulls, true, sizeof(nulls));
-	if (idem_stats_read(&stats, NULL))
+	if (slot != NULL)
 	{
+		idem_stats_read(slot, &stats);
 		pid = Int32GetDatum(stats.worker_pid);
 		for (int i = 0; i < IDEM_DURATION_BUCKETS; i++)
 		{
@@ -127,7 +120,9 @@ idem__stat_cleanup_counters(PG_FUNCTION_ARGS)
 		values[BUCKET_BOUNDS] = make_array(bounds, IDEM_DURATION_BUCKETS,
 											 FLOAT8OID);
 		values[BUCKETS] = make_array(buckets, IDEM_DURATION_BUCKETS, INT8OID);
-		values[SHARED_MEMORY] = CStringGetTextDatum(shared_memory());
+		values[SHARED_MEMORY] = CStringGetTextDatum(
+			idem_shared_state == IDEM_SHARED_PRELOADED ? "preloaded" :
+			"made on demand: idem is not in shared_preload_libraries");
 	}
 	return make_row(fcinfo, COLUMNS, values, nulls);
 }
@@ -140,19 +135,20 @@ idem__stat_claims_counters(PG_FUNCTION_ARGS)
 	{
 		STATS_RESET = IDEM_CLAIM_COUNTERS, COLUMNS
 	};
+	IdemDatabase *slot = idem_require_own_database();
 	IdemCleanupStats stats;
-	uint64		claims[IDEM_CLAIM_COUNTERS];
 	Datum		values[COLUMNS] = {0};
 	bool		nulls[COLUMNS];
 
 	memset(nulls, true, sizeof(nulls));
-	if (idem_stats_read(&stats, claims))
+	if (slot != NULL)
 	{
+		idem_stats_read(slot, &stats);
 		memset(nulls, false, sizeof(nulls));
 		for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
-			values[i] = Int64GetDatum((int64) claims[i]);
+			values[i] = Int64GetDatum((int64) pg_atomic_read_u64(&slot->claims[i]));
 		values[IDEM_COUNT_WAIT_US] =
-			Float8GetDatum(claims[IDEM_COUNT_WAIT_US] / 1e6);
+			Float8GetDatum(pg_atomic_read_u64(&slot->claims[IDEM_COUNT_WAIT_US]) / 1e6);
 		values[STATS_RESET] = TimestampTzGetDatum(stats.reset_at);
 		nulls[STATS_RESET] = (stats.reset_at == IDEM_STATS_NEVER);
 	}
@@ -171,9 +167,10 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 		SCOPE, ANSWERS, COLUMNS = ANSWERS + IDEM_OUTCOME_COUNT
 	};
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemDatabase *slot = idem_require_own_database();
 
 	InitMaterializedSRF(fcinfo, 0);
-	for (int number = 0; number < IDEM_SCOPE_NUMBERS; number++)
+	for (int number = 0; slot != NULL && number < IDEM_SCOPE_NUMBERS; number++)
 	{
 		uint64		answers[IDEM_OUTCOME_COUNT];
 		const char *name;
@@ -181,7 +178,7 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 		Datum		values[COLUMNS] = {0};
 		bool		nulls[COLUMNS] = {0};
 
-		if (!idem_stats_read_scope(number, answers, &name, &length))
+		if (!idem_scope_read(&slot->scopes, number, answers, &name, &length))
 			continue;
 		nulls[SCOPE] = name == NULL;
 		if (name != NULL)
@@ -193,35 +190,36 @@ idem__stat_scopes_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/*
- * idem__stat_launcher(): the pid of the launcher; NULL: there is none.  It looks among the running
- * processes, not in shared memory, where a launcher that was killed would still be noted.
- */
+/* idem__stat_launcher(): the pid of the launcher; NULL: there is none. */
 Datum
 idem__stat_launcher(PG_FUNCTION_ARGS)
 {
-	int			launcher_pid = 0;
+	pid_t		pid = 0;
 
-	pgstat_clear_backend_activity_snapshot();
-	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
-	{
-		PgBackendStatus *entry = &idem_local_beentry(i)->backendStatus;
-		const char *type = entry->st_backendType != B_BG_WORKER ? NULL :
-			GetBackgroundWorkerTypeByPid(entry->st_procpid);
-
-		if (type != NULL && strcmp(type, "idem launcher") == 0)
-			launcher_pid = entry->st_procpid;
-	}
-	pgstat_clear_backend_activity_snapshot();
-	if (launcher_pid == 0)
+	if (idem_shared_use())
+		pid = pg_atomic_read_u32(&idem_shared_databases->launcher_pid);
+	if (pid == 0)
 		PG_RETURN_NULL();
-	PG_RETURN_INT32(launcher_pid);
+	PG_RETURN_INT32(pid);
 }
 
 /* idem_stat_reset(): zeroes the counters; the state stays. */
 Datum
 idem_stat_reset(PG_FUNCTION_ARGS)
 {
-	idem_stats_reset();
+	IdemDatabase *slot = idem_require_own_database();
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (slot == NULL)
+		PG_RETURN_VOID();
+	SpinLockAcquire(&slot->mutex);
+	memset(&slot->cleanup.counters, 0, sizeof(slot->cleanup.counters));
+	slot->cleanup.errors = 0;
+	slot->cleanup.last_error_at = IDEM_STATS_NEVER;
+	slot->cleanup.reset_at = now;
+	SpinLockRelease(&slot->mutex);
+	for (int i = 0; i < IDEM_CLAIM_COUNTERS; i++)
+		pg_atomic_write_u64(&slot->claims[i], 0);
+	idem_scope_table_reset(&slot->scopes);
 	PG_RETURN_VOID();
 }

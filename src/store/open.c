@@ -236,7 +236,7 @@ make_slots(IdemStore *store)
 	store->marker = CreateTemplateTupleDesc(Natts_marker);
 	for (int i = 1; i <= Natts_marker; i++)
 		TupleDescCopyEntry(store->marker, i, desc, i);
-	idem_tuple_desc_done(store->marker);
+	TupleDescFinalize(store->marker);
 }
 
 /* From here on the transaction owns the store, which has references of its own to the

@@ -35,7 +35,7 @@ sub of_sources
 	$lines{ 'outcome ' . lc($1) . " raises $state{$2}" } = 1 while $raise =~ /^\t\[IDEM_(\w+)\] = \{\n\t\t(\w+),/mg;
 	for my $source (map { slurp_file($_) } glob('src/*.c src/*/*.c'))
 	{
-		$lines{"wait event $_"} = 1 for $source =~ /idem_wait_event\("(\w+)"\)/g;
+		$lines{"wait event $_"} = 1 for $source =~ /WaitEventExtensionNew\("(\w+)"\)/g;
 		$lines{"process $_"} = 1 for $source =~ /init_background_worker\([^;]*?"(idem [^"]+)"/g;
 	}
 	return keys %lines;
