@@ -290,13 +290,6 @@ sub wait_of
 	return $step->{wait} // ($setting eq '0' ? 'no' : $setting eq $Script::brief ? 'brief' : 'patient');
 }
 
-sub waits_briefly
-{
-	my ($self, $step) = @_;
-
-	return $step->{kind} =~ /^(?:claim|settle)$/ && $self->wait_of($step) eq 'brief';
-}
-
 # A step may run if it waits at most for a session that does not itself wait. So sessions never
 # wait in a circle.
 sub may_run
@@ -322,10 +315,9 @@ sub may_run
 		return 0 if $step->{truncates} && any { $_->{open} } @others, $state->[$slot];
 		return 1;
 	}
-	return 0 if $state->[$slot]{brief} && $self->waits_briefly($step);
 	# A documented difference: the portable edition cannot find out which transaction deletes a
 	# row that its snapshot does not see, nor whether that transaction has claimed it again.
-	if ($step->{kind} eq 'claim' && ($self->wait_of($step) ne 'patient' || $state->[$slot]{brief}))
+	if ($step->{kind} eq 'claim' && $self->wait_of($step) ne 'patient')
 	{
 		my $how = $self->snapshot_is_old($slot) ? 'dropped' : 'again';
 		for my $key (map { key_name($_) } @{ $step->{keys} })
@@ -349,8 +341,6 @@ sub may_run
 	# In one edition the step would use the policy of its snapshot, in the other the new one: also
 	# a statement that reads after it has waited for the change of policy.
 	return 0 if ($step->{snapshot} || $step->{reads}) && any { $_->{policy} } @others;
-	# A waiter that polls with a short lock_timeout could meet the lock of this step for a moment.
-	return 0 if $step->{kind} eq 'move' && @waiting && any { $_->{brief} } @$state[@waiting];
 	return 1 unless @waiting;
 
 	if ($step->{kind} eq 'undo') { return $step->{id} % 8 == 0 }
@@ -362,8 +352,6 @@ sub may_run
 		{
 			return 0 if touches($waiter, $key);
 			next unless any { key_name($_) eq $key } @{ $waiter->{waiting}{keys} };
-			# The waiter polls a lease, and could meet the lock of this step.
-			return 0 if $waiter->{brief} && $state->[$slot]{open};
 			return 0 if $step->{kind} eq 'claim' || @{ $waiter->{waiting}{keys} } > 1;
 			return 0 if any { $_ != $waiter && touches($_, $key) } @others;
 		}
@@ -432,12 +420,11 @@ sub follow
 		  if $step->{kind} eq 'prepare' && !$reply->{error} && $reply->{tag} eq 'PREPARE TRANSACTION';
 		$state->{$_} = {} for qw(touched dropped again);
 		$state->{savepoints} = [];
-		$state->{policy} = $state->{brief} = undef;
+		$state->{policy} = undef;
 		$state->{snapshot} = undef if !$state->{open};
 	}
 	delete $self->{prepared}{ $step->{sql} =~ s/.*(\d).*/$1/r } if $step->{kind} eq 'finish' && !$reply->{error};
 	return unless $state->{open};
-	$state->{brief} = 1 if $step->{kind} eq 'set';
 	$state->{snapshot} //= @{ $self->{done} } if $step->{snapshot};
 	follow_savepoints($state, $step->{sql}) if $step->{kind} =~ /^(?:savepoint|undo)$/ && !$reply->{error};
 	# A change that has found no row does not block other changes.
@@ -467,7 +454,7 @@ sub look_after_s
 	my $state = $self->{state}[$slot];
 
 	return $look_after_s{patient} if $state->{waiting};
-	return $look_after_s{brief} if $slot == 0 || $state->{brief};
+	return $look_after_s{brief} if $slot == 0;
 	return $look_after_s{ $self->wait_of($state->{running}) };
 }
 
@@ -632,6 +619,8 @@ sub is_refused_for_now
 #	and is being claimed again: the C edition answers, the portable one can raise 40001.
 # - A claim that waits for a lease, under a snapshot that is older than a change of that lease: it
 #	raises 40001 as soon as it looks again. The clock decides whether a cancel comes first.
+# - The portable edition does not know the latest answer any more if it was "claimed" and the
+#	request has been released or forgotten since, in the same transaction.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
@@ -640,6 +629,8 @@ sub known_difference
 	my $error = failure($reply{portable});
 
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
+	return 'roll back'
+	  if $error && $error->{C} eq '55000' && $error->{M} =~ /^idem_(?:outcome|result)\(\): no claim was made/ && !$reply{c}{error};
 	return unless $step && $self->snapshot_is_old($step->{slot});
 	return 'roll back'
 	  if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && $self->{state}[ $step->{slot} ]{serializable} && is_refused_for_now($reply{c});

@@ -618,7 +618,6 @@ sub add_step
 		end => $open ? 8 : 0.5,
 		savepoint => $open && $on->{savepoints} ? 12 : 0.3,
 		finish => $on->{two_phase} ? 5 : 0,
-		set => $open ? 2 : 0,
 		claim => 10,
 		try_claim => $on->{leases} ? 8 : 22,
 		lease => $on->{leases} ? 14 : 0,
@@ -649,7 +648,6 @@ sub add_step
 	elsif ($what eq 'end') { $self->add_end($slot) }
 	elsif ($what eq 'savepoint') { $self->add_savepoint($slot) }
 	elsif ($what eq 'finish') { $self->add_finish($slot) }
-	elsif ($what eq 'set') { $self->add($slot, 'SET LOCAL lock_timeout', 'set', "SET LOCAL lock_timeout = '$brief'") }
 	elsif ($what eq 'claim') { $self->add_claim($slot, $key) }
 	elsif ($what eq 'try_claim') { $self->add_try_claim($slot, $key) }
 	elsif ($what eq 'lease') { $self->add_lease($slot, $key) }
