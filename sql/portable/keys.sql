@@ -52,6 +52,8 @@ BEGIN
 		PERFORM @extschema@.idem__raise('ID400', name || ' must not be ' || CASE WHEN id IS NULL THEN 'null' ELSE 'empty' END,
 			'Fix the client: it must send the same two ids each time it sends the request.',
 			'A request is named by a user and a request id.');
+	ELSIF octet_length(id) > 255 THEN
+		PERFORM @extschema@.idem__raise_too_long(name, id);
 	END IF;
 END
 $$;
@@ -84,10 +86,6 @@ BEGIN
 	PERFORM @extschema@.idem__check_id('user_id', user_id);
 	PERFORM @extschema@.idem__check_id('request_id', request_id);
 	PERFORM @extschema@.idem__check_scope(scope);
-	IF octet_length(user_id) > 255 THEN
-		PERFORM @extschema@.idem__raise_too_long('user_id', user_id);
-	END IF;
-	PERFORM @extschema@.idem__raise_too_long('request_id', request_id);
 END
 $$;
 

@@ -337,6 +337,9 @@ sub may_run
 	# A documented difference: under an old snapshot the portable edition does not see every claim
 	# that has expired by now. So a cleanup of one or two claims may remove others there.
 	return 0 if $step->{sql} =~ /^SELECT idem_cleanup\([12]\)/ && $self->snapshot_is_old($slot);
+	# A documented difference: the portable edition does not know the answer of a claim any more whose
+	# request the transaction has dropped.
+	return 0 if $step->{sql} =~ /^SELECT idem_(?:outcome|result)\(\)$/ && %{ $state->[$slot]{dropped} };
 	return 0 if @waiting && $state->[$slot]{policy} && ($step->{kind} eq 'undo' || drops($step));
 	# In one edition the step would use the policy of its snapshot, in the other the new one: also
 	# a statement that reads after it has waited for the change of policy.
@@ -619,8 +622,6 @@ sub is_refused_for_now
 #	and is being claimed again: the C edition answers, the portable one can raise 40001.
 # - A claim that waits for a lease, under a snapshot that is older than a change of that lease: it
 #	raises 40001 as soon as it looks again. The clock decides whether a cancel comes first.
-# - The portable edition does not know the latest answer any more if it was "claimed" and the
-#	request has been released or forgotten since, in the same transaction.
 sub known_difference
 {
 	my ($self, $step, @replies) = @_;
@@ -629,8 +630,6 @@ sub known_difference
 	my $error = failure($reply{portable});
 
 	return 'end' if $error && $error->{C} eq '40001' && $error->{M} =~ /read\/write dependencies/;
-	return 'roll back'
-	  if $error && $error->{C} eq '55000' && $error->{M} =~ /^idem_(?:outcome|result)\(\): no claim was made/ && !$reply{c}{error};
 	return unless $step && $self->snapshot_is_old($step->{slot});
 	return 'roll back'
 	  if $error && $error->{C} eq '40001' && $step->{kind} eq 'claim' && $self->{state}[ $step->{slot} ]{serializable} && is_refused_for_now($reply{c});
