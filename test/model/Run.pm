@@ -339,7 +339,7 @@ sub may_run
 	return 0 if $step->{sql} =~ /^SELECT idem_cleanup\([12]\)/ && $self->snapshot_is_old($slot);
 	# A documented difference: the portable edition does not know the answer of a claim any more whose
 	# request the transaction has dropped.
-	return 0 if $step->{sql} =~ /^SELECT idem_(?:outcome|result)\(\)$/ && %{ $state->[$slot]{dropped} };
+	return 0 if $step->{sql} =~ /^SELECT idem_(?:outcome|result)\(\)$/ && %{ $state->[$slot]{dropped} // {} };
 	return 0 if @waiting && $state->[$slot]{policy} && ($step->{kind} eq 'undo' || drops($step));
 	# In one edition the step would use the policy of its snapshot, in the other the new one: also
 	# a statement that reads after it has waited for the change of policy.
