@@ -47,9 +47,9 @@ $$;
  * "claimed": when a holder vanishes, exactly one of its waiters replaces it.
  *
  * Each look at the row runs in a subtransaction, because lock_timeout bounds its waits and
- * ends them with an error.  A look that leads to no answer, or to an answer that needs no
- * lock, is rolled back on purpose (ID001).  That releases the table locks before a sleep:
- * otherwise DDL queues behind the sleeper, and the lease holder behind the DDL.
+ * ends them with an error.  A look is rolled back on purpose (ID001) if it has no answer, finds
+ * a live lease, answers stale, or is one of a lease call that does not claim.  That releases the
+ * table locks before a sleep: otherwise DDL queues behind the sleeper, and the holder behind it.
  *
  * Claims of leases take a lock of the key first (idem__lock_key()), draw a token and write
  * the row under it, and hold it until the transaction ends.  So tokens grow from holder to
@@ -60,10 +60,10 @@ $$;
  * followers of a lease would block each other.
  *
  * The lock on idem_scopes orders claims with changes of a promise (idem__scopes_guard()).  A
- * claim takes it before it re-checks its policy, and holds it until the transaction ends;
- * every other answer takes none.  No claim waits for this lock while it has a row, or for a
- * row while it has this lock: otherwise two transactions could take the two in opposite
- * order, and deadlock.
+ * claim holds it from before it re-checks its policy until the transaction ends.  Another answer
+ * takes it only if it follows a refused attempt.  No claim waits for this lock while it has a
+ * row, or for a row while it has this lock: otherwise two transactions could take the two in
+ * opposite order, and deadlock.
  */
 
 -- What a look has found
@@ -248,10 +248,10 @@ BEGIN
 END
 $$;
 
--- The end of a look that claims.  Re-checks the policy: the caller has its lock, so the policy cannot
--- change until this transaction ends.  Outcome NULL: it has changed since the look began.  Then
--- writes the row in place of its predecessor; or once more if the insert has waited, since the
--- promise has to count from now.
+-- The end of a look that claims.  Compares the policy with the one the look began with.  Outcome NULL:
+-- the policy has changed.  The caller has the lock of the policies, so no change can follow until this
+-- transaction ends.  Then overwrites the predecessor; or, if the insert has waited, updates the new row:
+-- the ttl counts from now.
 CREATE FUNCTION @extschema@.idem__keep_promise(
 	look @extschema@.idem__look, key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, new_token int8,
 	policy @extschema@.idem__scope_policy, key_time timestamptz)
@@ -260,9 +260,9 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
-	-- Then the answer tells of the predecessor, and this is the same request: keep its fingerprint,
-	-- its promise and its progress.  Its progress takes precedence: the successor passed its own
-	-- before it was told of that one.
+	-- If true, the row of the predecessor is of this same request: keep its fingerprint, promise and
+	-- progress.  The progress of the predecessor takes precedence: the successor passed its own before
+	-- the predecessor's was told.
 	is_successor constant boolean := look.inserted_at IS NULL AND look.expires_at IS NOT NULL;
 BEGIN
 	IF (SELECT p FROM @extschema@.idem__policy(key.scope) AS p) IS DISTINCT FROM policy THEN
@@ -473,8 +473,8 @@ $$;
  *	 or a rollback is removing the row, the insert waits for the end of that transaction or
  *	 subtransaction, and succeeds only if no row is left.
  * - Each wait ends after a tenth of a second (lock_timeout).  The subtransaction is then rolled
- *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  So it is after an
- *	 insert that took longer than that in all.  The ttl has a tenth of a second more, so it counts
+ *	 back, with its row and its locks, and idem__claim_key() goes on waiting.  The same happens
+ *	 after an insert that took longer than that in all.  The ttl has a tenth of a second more, so it counts
  *	 from the end of the wait.  (While a table is being extended, the server looks at lock_timeout
  *	 late.  A much shorter one can then end the claim with an error that looks like a cancel.)  A
  *	 caller who does not want to wait that long does not insert here.

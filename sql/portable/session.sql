@@ -22,7 +22,7 @@
 -- its row, and "claimed" is answered only if this transaction wrote the row.  What code in the same
 -- transaction can do by them: settle another request that this transaction has claimed, if the
 -- short form is used; and make idem_outcome() and idem_result() tell of another claim, or of a
--- replay that was not.  A caller who loses them (RESET ALL) gets an error.
+-- replay that did not happen.  A caller who loses them (RESET ALL) gets an error.
 
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
 RETURNS text
@@ -141,13 +141,13 @@ LANGUAGE sql STABLE
 AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
 
 -- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key
--- that one snapshot sees.  It serves the functions that only read, which a parallel query can call.
--- Before PostgreSQL 17 such a query cannot begin a block that catches errors.  idem__is_ours() needs
--- that block, because pg_xact_status() raises an error for an id that was not assigned yet.  This
--- function asks for the status of older ids only, those before the end of the snapshot.  A visible
--- row with a later xmin is ours; or it is frozen, and its xmin is from before the ids wrapped around.
--- Such an xmin, if it was not assigned again yet, is greater than all ids of ours.
--- It is STABLE because the server begins a new command for a volatile one, which a parallel query
+-- that one snapshot sees.  The rows of others give NULL, which sorts last.  Functions that only read
+-- use it.  A parallel query can call them, and before PostgreSQL 17 such a query cannot begin a block
+-- that catches errors.  idem__is_ours() needs that block: pg_xact_status() raises an error for an id
+-- that is not assigned yet.  So this function asks only for ids before the end of the snapshot.  A
+-- visible row with a later xmin is ours, or is frozen and from before the ids wrapped around.  Such a
+-- frozen xmin, while it is not assigned again, is greater than all of our ids: it sorts after ours.
+-- The function is STABLE: for a volatile one the server begins a new command, which a parallel query
 -- of CREATE TABLE AS or REFRESH MATERIALIZED VIEW cannot do.
 CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid)
 RETURNS int8

@@ -59,9 +59,9 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Whether the batch ends at this row; README.md has a table of it.  The time counts from the first
- * row, not from the begin of the batch.  Otherwise a batch could spend it all on dead entries, and
- * remove nothing.
+ * Whether the batch ends at this row; README.md has a table of it.  There are two time limits.  One
+ * counts from the first row seen, and ends a batch that has removed nothing.  The other counts from
+ * the first removal.  Dead entries that come before the first row use up neither.
  */
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)

@@ -9,9 +9,9 @@
  * times a second within one, the worker tries a lock that conflicts with theirs, without waiting,
  * and ends if it is refused.
  *
- * A batch waits for each table once at most, for WORKER_LOCK_TIMEOUT, and a run ends after a batch
- * of more than LONG_BATCH.  Otherwise owners who lock tables of their databases again and again
- * could keep all WORKERS_MAX workers of the server there.
+ * A batch waits for each table once at most, for WORKER_LOCK_TIMEOUT.  After a batch of more than
+ * LONG_BATCH the run ends; only a slice behind the mark is still followed by one batch at the mark.
+ * Otherwise owners who lock their tables again and again could keep all WORKERS_MAX workers there.
  *
  * Launcher and worker run as the bootstrap superuser, in databases whose owners are not
  * trusted.  So they run no SQL, and call no function that a catalog of the database names:

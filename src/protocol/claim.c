@@ -23,8 +23,8 @@
  *
  * One attempt never waits: it returns what to wait for.  Therefore a lease can look and write
  * under the lock of its key, see idem_store_lock_key().  (There are two exceptions, which
- * lock_timeout bounds: a unique index of a user, see store/open.c; and a REINDEX of the TOAST
- * table alone, for values that are that long.)
+ * lock_timeout bounds: a unique index of a user, see store/open.c; and, for a value that goes to
+ * TOAST, a REINDEX of the TOAST table alone.)
  *
  * Release table locks before sleeping until a lease ends: otherwise DDL queues behind the
  * sleeper, and the lease holder behind the DDL; the deadlock detector cannot see latch
@@ -139,8 +139,8 @@ decide(const IdemClaimCall *call, const IdemFound *found)
  * the fingerprint, the time until which it is remembered, and the progress, which it has not
  * been told yet when it passes its own.
  *
- * Where the policy has changed, the lock is kept: the next attempt looks at the key by a
- * policy that is read under the lock, and that promise is made.
+ * If the policy has changed, the claim keeps the lock of the policies.  The next attempt reads the
+ * policy under this lock, so it cannot change again.
  */
 static Step
 promise(IdemClaimCall *call, const IdemRow *predecessor, IdemRow *row)
@@ -507,9 +507,9 @@ set_item(IdemClaimCall *call, const IdemClaimItem *item)
 }
 
 /*
- * Returns how many of the items, from the first on, have no row.  Sets look: what the table says
- * of the first item; look->guessed: for the later items it is a guess.  Stops at an item with the
- * key of the item before, since its answer depends on that one.
+ * Returns how many of the first items count as absent.  Sets look to what the table says of the first
+ * item.  look->guessed: not all later items were looked up, some are guessed absent.  Stops at an
+ * item that repeats the key before it: its answer depends on that one.
  */
 static int
 count_absent(IdemClaimCall *call, const IdemClaimItem *items, int nitems,

@@ -55,9 +55,9 @@
  *
  * What a text names depends on the search_path, on the current role, which may use some
  * schemas and not others, and on the catalogs read here.  An answer is used again only for the
- * same search_path and role, and until one of these catalogs changes.  The schemas that the server
- * makes of a search_path have to be the same, too: it can find them late, as when a role is granted
- * that may use another one.  The text of the search_path says besides where temporary types come.
+ * same search_path and role, and until one of these catalogs changes.  The list of schemas that the
+ * server makes of the search_path is compared too: after a GRANT it can grow later than we count the
+ * change.  The text is compared because only the text says where the temporary schema is searched.
  * Whether the function can be executed is not remembered.
  */
 

@@ -130,9 +130,9 @@ index_claim(claim_hash_hash *table, OwnClaim *claim)
 	slot->claim = claim;
 }
 
-/* Sets claims_by_key only when the table is complete: after an error in between, the next call
- * makes a new table.  It finds the entries that are superseded marked already, and counts none
- * of them twice. */
+/* Sets claims_by_key only when the table is complete: after an error, the next call makes a new
+ * table.  The first call has then marked some entries as superseded; the next one does not take
+ * a marked entry off the count again. */
 static void
 index_all_claims(void)
 {

@@ -19,8 +19,8 @@
  *					idem_stats_begin_batch() resets it, under slot->mutex.
  *	slot->claims	atomics, each a counter of its own.
  *	slot->scopes	see scope_stats.c.
- *	slot->cleanup	slot->mutex, a spinlock.  Only the database's worker writes its marks,
- *					worker_pid and runs.  The launcher reads, and publishes errors.
+ *	slot->cleanup	slot->mutex, a spinlock.  Only the database's worker writes marks, worker_pid and
+ *					runs.  The launcher publishes errors too.  Sessions that clean or reset write the rest.
  *
  * Take the lock before a mutex, and no lock under a mutex.
  */
