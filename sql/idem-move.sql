@@ -246,7 +246,7 @@ CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
 		VALUES ('app', ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
 				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
 			('operator', ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem__cleanup_step', 'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_claims_counters',
+				'idem_cleanup_all', 'idem__cleanup_step', 'idem__require_commit', 'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_claims_counters',
 				'idem__stat_cleaning', 'idem__stat_launcher', 'idem__stat_scopes_counters', 'idem__stat_scope_shares', 'idem__unsettled_claims',
 				'idem__held_keys', 'idem_start_worker'])),
 	set_tables (privileges, name, privilege, columns) AS (
