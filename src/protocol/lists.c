@@ -55,17 +55,23 @@ status_of(const IdemUnsettled *unsettled, TimestampTz now)
 		NULL : "lapsed";
 }
 
-/* Longest lapsed first */
+/* Longest lapsed first; keeps the first limit rows, if they are so few. */
 static Tuplesortstate *
-begin_sort(TupleDesc desc)
+begin_sort(TupleDesc desc, int64 limit)
 {
+	bool		is_bounded = limit <= INT_MAX;
 	AttrNumber	lease_until = 5;
 	Oid			less = lookup_type_cache(TIMESTAMPTZOID, TYPECACHE_LT_OPR)->lt_opr;
 	Oid			no_collation = InvalidOid;
 	bool		nulls_first = true;
 
-	return tuplesort_begin_heap(desc, 1, &lease_until, &less, &no_collation,
-								&nulls_first, work_mem, NULL, TUPLESORT_NONE);
+	Tuplesortstate *sort = tuplesort_begin_heap(desc, 1, &lease_until, &less, &no_collation,
+												&nulls_first, work_mem, NULL,
+												is_bounded ? TUPLESORT_ALLOWBOUNDED : TUPLESORT_NONE);
+
+	if (is_bounded)
+		tuplesort_set_bound(sort, (int) limit);
+	return sort;
 }
 
 static void
@@ -142,10 +148,12 @@ list_unsettled(FunctionCallInfo fcinfo, const text *scope, bool lapsed,
 	IdemUnsettled row;
 
 	InitMaterializedSRF(fcinfo, 0);
+	if (limit == 0)
+		return (Datum) 0;
 	idem_require_columns(rsinfo->setDesc, UNSETTLED_COLUMNS);
 	slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsVirtual);
 	if (lapsed)
-		sort = begin_sort(rsinfo->setDesc);
+		sort = begin_sort(rsinfo->setDesc, limit);
 	scan = idem_store_unsettled_scan_begin(scope, GetActiveSnapshot());
 	while (idem_store_unsettled_scan_next(scan, &row))
 	{

@@ -137,7 +137,7 @@ extern void idem_store_check_key(Relation claims, Relation index);
 typedef enum IdemIndexKind
 {
 	IDEM_INDEX_OF_USER,			/* also the primary key */
-	IDEM_INDEX_BY_EXPIRY,		/* of expires_at */
+	IDEM_INDEX_BY_EXPIRY,		/* of expires_at alone */
 	IDEM_INDEX_OF_UNSETTLED		/* of all rows that are in progress and no others */
 } IdemIndexKind;
 

@@ -14,6 +14,7 @@
 #include "storage/lock.h"
 #include "utils/resowner.h"
 
+/* Takes the lock for the whole transaction, if nobody is in the way. */
 static inline bool
 idem_relation_lock_try(Oid relid, LOCKMODE mode)
 {
@@ -31,8 +32,8 @@ idem_relation_lock_try(Oid relid, LOCKMODE mode)
 
 /*
  * Takes the lock.  False: with dont_wait, if another transaction has a lock that conflicts.  The
- * abort of a subtransaction does not release it.  It cannot fail once the lock is taken: the caller
- * first notes the lock, and then calls AcceptInvalidationMessages().
+ * abort of a subtransaction does not release the lock.  The function cannot fail once it has the
+ * lock: the caller first notes the lock, and then calls AcceptInvalidationMessages().
  *
  * The wait can end in an error, also after the lock was granted.  So the lock that waits belongs to
  * the caller's owner, which then releases it.

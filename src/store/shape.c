@@ -16,6 +16,7 @@
 #include "catalog/pg_collation_d.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_index.h"
+#include "catalog/pg_opclass_d.h"
 #include "catalog/pg_type_d.h"
 #include "nodes/primnodes.h"
 #include "nodes/readfuncs.h"
@@ -255,12 +256,14 @@ idem_store_forget_index(Oid relid)
 		unsettled_index = InvalidOid;
 }
 
-/* Whether a scan finds all of its rows, in the order of its column */
+/* Whether a scan finds all of its rows, in the order of its column.  An operator class belongs to
+ * one access method. */
 static bool
-is_usable(Relation index)
+is_usable(Relation index, bool expired)
 {
 	return index->rd_index->indisvalid &&
-		index->rd_rel->relam == BTREE_AM_OID &&
+		get_index_column_opclass(RelationGetRelid(index), 1) ==
+		(expired ? TIMESTAMPTZ_BTREE_OPS_OID : TEXT_BTREE_OPS_OID) &&
 		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
 		(index->rd_indcollation[0] == InvalidOid ||
 		 index->rd_indcollation[0] == C_COLLATION_OID);
@@ -280,7 +283,7 @@ idem_store_open_index(Relation claims, IdemIndexKind kind, LOCKMODE mode)
 		if (idem_store_kind_of_index(lfirst_oid(cell)) != kind)
 			continue;
 		index = index_open(lfirst_oid(cell), mode);
-		if (is_usable(index))
+		if (is_usable(index, expired))
 			return index;
 		index_close(index, mode);
 	}

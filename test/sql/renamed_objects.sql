@@ -66,5 +66,22 @@ SET client_min_messages = error;
 CREATE EXTENSION idem;
 SELECT idem_claim('u', 'r');
 
+-- ----- an index of a user on the same column, in another order -----
+
+CREATE FUNCTION regress_idem_other.compare(a timestamptz, b timestamptz) RETURNS int LANGUAGE sql IMMUTABLE STRICT
+AS 'SELECT timestamptz_cmp(b, a)';
+CREATE OPERATOR CLASS regress_idem_other.reversed FOR TYPE timestamptz USING btree AS
+	OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, OPERATOR 5 <, FUNCTION 1 regress_idem_other.compare(timestamptz, timestamptz);
+CREATE INDEX mine ON idem_claims (expires_at regress_idem_other.reversed);
+-- The server lists the index that was made first before the other.
+REINDEX INDEX CONCURRENTLY idem_claims_expires_at_idx;
+INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope)
+	SELECT date_trunc('second', now()) + i * interval '1 day', 'completed', i::text, 'u', '' FROM unnest('{-1,1,2}'::int[]) AS i;
+SELECT idem_cleanup();
+DROP INDEX mine;
+DROP OPERATOR CLASS regress_idem_other.reversed USING btree;
+DROP OPERATOR FAMILY regress_idem_other.reversed USING btree;
+DROP FUNCTION regress_idem_other.compare;
+
 DROP SCHEMA regress_idem_other;
 TRUNCATE idem_claims;
