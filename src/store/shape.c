@@ -256,8 +256,7 @@ idem_store_forget_index(Oid relid)
 		unsettled_index = InvalidOid;
 }
 
-/* Whether a scan finds all of its rows, in the order of its column.  An operator class belongs to
- * one access method. */
+/* Whether a scan finds all of its rows, in order.  (An operator class has one access method.) */
 static bool
 is_usable(Relation index, bool expired)
 {
@@ -289,8 +288,9 @@ idem_store_open_index(Relation claims, IdemIndexKind kind, LOCKMODE mode)
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s claims cannot be found: index \"%s\" is missing, not valid or another",
-					expired ? "expired" : "unsettled", name),
+			 expired ?
+			 errmsg("expired claims cannot be found: index \"%s\" is missing, not valid or another", name) :
+			 errmsg("unsettled claims cannot be found: index \"%s\" is missing, not valid or another", name),
 			 errhint("Run CREATE INDEX %s ON %s %s, after dropping what has its name, or REINDEX it.",
 					 name, idem_store_qualified_name(RelationGetRelid(claims)),
 					 expired ? "(expires_at)" : "(scope) WHERE state = 'in_progress'")));
