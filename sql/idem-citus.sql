@@ -461,7 +461,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__citus_next_token(of_user text)
 RETURNS int8
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '0'
 AS $$
 DECLARE
 	shard constant int8 := get_shard_id_for_distribution_column('@extschema@.idem_token_blocks'::regclass, of_user);

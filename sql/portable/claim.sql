@@ -326,6 +326,7 @@ CREATE FUNCTION @extschema@.idem__look_at(
 	waits_for text, delete_until timestamptz)
 RETURNS @extschema@.idem__look
 LANGUAGE plpgsql
+SET lock_timeout = '100'
 AS $$
 DECLARE
 	patience @extschema@.idem__patience := ROW (waits_for, deadline, 0, delete_until, false, false)::@extschema@.idem__patience;
@@ -641,7 +642,7 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqsca
 AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
-	outcome text := (@extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait)).outcome;
+	outcome text COLLATE "C" := (@extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, wait)).outcome;
 	deadline timestamptz;
 	key @extschema@.idem__key;
 BEGIN
@@ -660,7 +661,10 @@ BEGIN
 	END IF;
 	IF outcome = 'completed' AND (fingerprint::text = current_setting('idem_call.fingerprint', true)) IS TRUE THEN
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
-		IF @extschema@.idem__is_open(@extschema@.idem__held_text(key)) THEN
+		IF coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
+				EXISTS (SELECT FROM @extschema@.idem_claims AS c
+					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+						AND c.result IS NULL AND @extschema@.idem__is_ours(c.xmin))) THEN
 			PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
 				'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
 		END IF;

@@ -89,7 +89,7 @@ DECLARE
 BEGIN
 	IF latest ^@ '+' AND split_part(latest, E'\t', 2) = held THEN
 		PERFORM set_config('idem_held.latest', '=' || substr(latest, 2), true);
-	ELSIF latest ^@ '-' AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
+	ELSIF latest ^@ '-' AND strpos(lines, E'\n' || held || E'\n') > 0 AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
 		-- The holder has asked once more for what it holds.
 		PERFORM set_config('idem_held.latest', split_part(latest, E'\n', 1) || E'\n' || coalesce(result::text, ''), true);
 	END IF;

@@ -19,18 +19,19 @@ DECLARE
 	locked @extschema@.idem__claim;
 BEGIN
 	LOOP
-		-- The common case: the row is free.
-		IF NOT keeps_snapshot THEN
-			SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
-			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			FOR NO KEY UPDATE SKIP LOCKED;
-			IF FOUND THEN
-				RETURN locked;
-			END IF;
-		END IF;
-
 		BEGIN
 			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
+			inserting := false;
+			-- The common case: the row is free.
+			IF NOT keeps_snapshot THEN
+				SELECT c.* INTO locked FROM @extschema@.idem_claims AS c
+				WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+				FOR NO KEY UPDATE SKIP LOCKED;
+				IF FOUND THEN
+					RETURN locked;
+				END IF;
+			END IF;
+
 			-- Wait as a claim does, see idem__claim_key(): try to insert the key.  The insert
 			-- is rolled back.
 			inserting := true;

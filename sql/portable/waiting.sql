@@ -65,11 +65,16 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	lease_until constant timestamptz := (SELECT c.lease_until FROM @extschema@.idem_claims AS c
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state::text = 'in_progress'
-			AND (c.lease_until > clock_timestamp() OR @extschema@.idem__is_ours(c.xmin))
-		LIMIT 1);
+	lease_until timestamptz;
 BEGIN
+	BEGIN
+		lease_until := (SELECT c.lease_until FROM @extschema@.idem_claims AS c
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state::text = 'in_progress'
+				AND (c.lease_until > clock_timestamp() OR @extschema@.idem__is_ours(c.xmin))
+			LIMIT 1);
+	EXCEPTION WHEN lock_not_available THEN
+		NULL;					-- the table is locked
+	END;
 	PERFORM @extschema@.idem__raise(sqlstate_, message_, 'Retry the same request later.',
 		'S' || substr(@extschema@.idem__name(key), 2) || '. ' || CASE
 			WHEN isfinite(lease_until) THEN pg_catalog.format('A lease holds it until %s.',
