@@ -60,10 +60,10 @@ $$;
  * followers of a lease would block each other.
  *
  * The lock on idem_scopes orders claims with changes of a promise (idem__scopes_guard()).  A
- * claim holds it from before it re-checks its policy until the transaction ends.  Another answer
- * takes it only if it follows a refused attempt.  No claim waits for this lock while it has a
- * row, or for a row while it has this lock: otherwise two transactions could take the two in
- * opposite order, and deadlock.
+ * claim holds it from before it re-checks its policy until the transaction ends.  Answers of
+ * the fast path hold it too, and others after an attempt that was refused.  No claim waits for
+ * this lock while it has a row, or for a row while it has this lock: otherwise two transactions
+ * could take the two in opposite order, and deadlock.
  */
 
 -- What a look has found

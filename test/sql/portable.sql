@@ -351,6 +351,15 @@ SAVEPOINT s;
 SELECT idem_complete('"the only one left"');
 ROLLBACK TO s;
 SELECT idem_complete('many', '1', '"the only one left"'), idem_result('many', '1');
+-- A function that calls itself by its own request, after too many to remember them
+CREATE FUNCTION call_again() RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_claim('call', i::text) FROM generate_series(1, 400) AS i;
+	PERFORM idem_call('u', 'again', 'call_again()');
+	RETURN 1;
+END $$;
+SELECT idem_call('u', 'again', 'call_again()');
+ROLLBACK TO s;
 COMMIT;
 -- In functions with settings of their own, which end with them
 CREATE FUNCTION claim_in_a_function() RETURNS bool LANGUAGE plpgsql SET work_mem = '1MB' SET search_path = public, pg_temp

@@ -161,3 +161,16 @@ COMMIT;
 SELECT idem_claim('u', 'retried', 'large'), idem_result() = :'large' AS stored;
 
 TRUNCATE idem_claims, idem_scopes;
+
+-- The latest answer stays when a request is dropped or settled that this transaction has not claimed.
+SELECT idem_claim('u', 'replayed'), idem_complete('{"r": 1}');
+SELECT token FROM idem_lease('u', 'leased', lease => '1 h') \gset
+BEGIN;
+SELECT idem_claim('u', 'replayed');
+SELECT idem_forget('u', 'replayed');
+SELECT idem_outcome(), idem_result();
+SELECT outcome FROM idem_try_claim('u', 'leased', wait => '0');
+SELECT idem_complete('u', 'leased', '{"x": 2}', :token);
+SELECT idem_outcome(), idem_result();
+COMMIT;
+TRUNCATE idem_claims;

@@ -224,7 +224,7 @@ REVOKE ALL ON FUNCTION public.gated() FROM PUBLIC; GRANT EXECUTE ON FUNCTION pub
 # ----- the part of the portable edition that runs as its owner -----
 
 as('app', 'portable', q{SELECT requests.idem_claim('u', 'other')});
-like(error_of('app', 'portable', q{SELECT requests.idem__call_settle('u', 'other', '"forged"', '')}), qr/55000/, 'without a claim: refused');
+like(error_of('app', 'portable', q{SELECT requests.idem__call_settle('u', 'other', '"forged"', '')}), qr/ID410/, 'without a claim: refused');
 like(error_of('app', 'portable', q{BEGIN; SELECT requests.idem_claim('u', 'mine'); SELECT requests.idem__call_settle('u', 'other', '"forged"', ''); COMMIT}),
 	qr/ID410/, 'the claim of another transaction: refused');
 like(error_of('attacker', 'portable', q{SELECT requests.idem__call_settle('u', 'other', '"forged"', '')}), qr/42501/, 'without the right: refused');
