@@ -59,9 +59,8 @@ must_stop(BatchBounds *bounds, int64 now_us)
 }
 
 /*
- * Whether the batch ends at this row; README.md has a table of it.  There are two time limits.  One
- * counts from the first row seen, and ends a batch that has removed nothing.  The other counts from
- * the first removal.  Dead entries that come before the first row use up neither.
+ * Whether the batch ends at this row; see the table in README.md.  Of its time, the limit for a batch
+ * that has removed nothing counts from the first row seen, the other one from the first removal.
  */
 static bool
 is_at_bounds(BatchBounds *bounds, int64 rows_deleted, bool begins_second)

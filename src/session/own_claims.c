@@ -130,9 +130,8 @@ index_claim(claim_hash_hash *table, OwnClaim *claim)
 	slot->claim = claim;
 }
 
-/* Sets claims_by_key only when the table is complete: after an error, the next call makes a new
- * table.  The first call has then marked some entries as superseded; the next one does not take
- * a marked entry off the count again. */
+/* Sets claims_by_key only when the table is complete: after an error, the next call makes a new one.
+ * It does not count again the entries that the first one has marked as superseded. */
 static void
 index_all_claims(void)
 {
