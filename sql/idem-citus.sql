@@ -355,7 +355,8 @@ DECLARE
 	bytes_max int4;
 	ignored text;
 BEGIN
-	IF (latest ^@ E'+\t[' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off'
+	IF (latest ^@ E'+\t[' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL
+			AND current_setting('transaction_read_only') = 'off'
 			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;

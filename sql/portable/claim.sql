@@ -326,7 +326,7 @@ CREATE FUNCTION @extschema@.idem__look_at(
 	waits_for text, delete_until timestamptz)
 RETURNS @extschema@.idem__look
 LANGUAGE plpgsql
-SET lock_timeout = '100'
+SET lock_timeout = '100'			-- so that the next element of a batch finds it as it was
 AS $$
 DECLARE
 	patience @extschema@.idem__patience := ROW (waits_for, deadline, 0, delete_until, false, false)::@extschema@.idem__patience;

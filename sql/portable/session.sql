@@ -89,7 +89,8 @@ DECLARE
 BEGIN
 	IF latest ^@ '+' AND split_part(latest, E'\t', 2) = held THEN
 		PERFORM set_config('idem_held.latest', '=' || substr(latest, 2), true);
-	ELSIF latest ^@ '-' AND strpos(lines, E'\n' || held || E'\n') > 0 AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
+	ELSIF latest ^@ '-' AND strpos(lines, E'\n' || held || E'\n') > 0
+		AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
 		-- The holder has asked once more for what it holds.
 		PERFORM set_config('idem_held.latest', split_part(latest, E'\n', 1) || E'\n' || coalesce(result::text, ''), true);
 	END IF;
@@ -219,18 +220,18 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
-	open constant text := current_setting('idem_held.open', true);
+	others constant text := current_setting('idem_held.open', true);
 	keys constant @extschema@.idem__key[] := ARRAY(SELECT r.key
 		FROM (SELECT l.held, max(l.n) AS n
-				FROM string_to_table(concat_ws(E'\n', open, CASE WHEN latest ^@ '+' THEN split_part(latest, E'\t', 2) END), E'\n')
+				FROM string_to_table(concat_ws(E'\n', others, CASE WHEN latest ^@ '+' THEN split_part(latest, E'\t', 2) END), E'\n')
 					WITH ORDINALITY AS l (held, n)
 				WHERE l.held <> '' GROUP BY l.held) AS m, @extschema@.idem__row_of_note(m.held) AS r
 		ORDER BY m.n);
 BEGIN
-	IF cardinality(keys) > 1 OR open = 'many' THEN
+	IF cardinality(keys) > 1 OR others = 'many' THEN
 		PERFORM @extschema@.idem__raise('55000', command || ': more than one unsettled request in this transaction',
 			'Name the one that is meant: pass user_id, request_id and scope.',
-			CASE WHEN open = 'many' THEN 'It has claimed too many to tell which of them are settled.'
+			CASE WHEN others = 'many' THEN 'It has claimed too many to tell which of them are settled.'
 				ELSE pg_catalog.format('It holds %s: %s.', cardinality(keys),
 					(SELECT string_agg(CASE WHEN n < 6 THEN @extschema@.idem__name(ROW (k.user_id, k.request_id, k.scope)::@extschema@.idem__key)
 						ELSE 'and more' END, '; ' ORDER BY n)

@@ -7,7 +7,7 @@
 CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
 RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
-SET lock_timeout = '100'
+SET lock_timeout = '100'			-- see idem__bound_lock_waits()
 AS $$
 DECLARE
 	keeps_snapshot constant boolean := @extschema@.idem__keeps_snapshot();
@@ -228,7 +228,8 @@ DECLARE
 	is_stored boolean;
 	ignored text;
 BEGIN
-	IF (latest ^@ '+(' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
+	IF (latest ^@ '+(' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL
+			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
 	place := split_part(substr(latest, 2), E'\t', 1);

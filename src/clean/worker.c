@@ -17,7 +17,7 @@
  * trusted.  So they run no SQL, and call no function that a catalog of the database names:
  * they call C functions, and find the objects through the extension's members (catalog.c).
  * The index by expiry need not be a member: it is any on the column expires_at alone, and is
- * read only if it is a B-tree, whose operator class only a superuser can have made.  Deleting a row evaluates no index expression, and a table with triggers or
+ * read only if it is a B-tree with the server's own operator class.  Deleting a row evaluates no index expression, and a table with triggers or
  * rules is refused.  Settings of the database that would change what the worker does are
  * overridden, and background workers do not load its session_preload_libraries.
  */

@@ -38,7 +38,7 @@
 #include "shared/memory.h"
 
 /* Of all parts together: part of the segment's name */
-#define LAYOUT 1
+#define LAYOUT 2
 
 #define PARTS_MAX 4
 
