@@ -23,6 +23,7 @@
  *	lock_key			does nothing, see "Tokens"
  *	lease_token			draws the token of a lease, see "Tokens"
  *	check_sink			refuses a table that is not colocated with claims
+ *	keep_place			keeps the shard on its node, see "Moves"
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
@@ -41,6 +42,11 @@
  * before its next token.  So tokens grow wherever the shard is, and also if the row of the
  * previous holder is gone.  While the coordinator is down, leases can be claimed in shards
  * that have a block.
+ *
+ * Moves.  A write of Citus keeps the shard on its node until the transaction ends, a SELECT FOR
+ * UPDATE does not: the shard can move, and the lock stays behind with the old copy.  Then others
+ * lock and change the new copy, and the holder's next write goes there, too.  A claim writes before
+ * it locks; what locks the row of a claim first, takes the lock that a write would take.
  *
  * Fences.  Citus commits in two phases only on nodes where the transaction has written.  If
  * a fence only locked the row, its node could crash, and the other nodes would commit
@@ -516,6 +522,28 @@ BEGIN
 END
 $$;
 
+-- Takes the lock that keeps the shard of the key on its node, as Citus does before it writes.  While
+-- this waited, the shard may have been split, and the user has another one now.
+CREATE FUNCTION @extschema@.idem__citus_keep_place(key @extschema@.idem__key)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	shard int8;
+	locked int8;
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	LOOP
+		shard := get_shard_id_for_distribution_column('@extschema@.idem_claims'::regclass, (key).user_id);
+		IF shard = locked THEN
+			RETURN true;
+		END IF;
+		ignored := lock_shard_metadata(5, ARRAY[shard]);		-- 5: SHARE
+		locked := shard;
+	END LOOP;
+END
+$$;
+
 CREATE FUNCTION @extschema@.idem__citus_keep_fence(key @extschema@.idem__key, holder_token int8)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -823,13 +851,15 @@ BEGIN
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[], timestamptz), @extschema@.idem__complete_at_once(jsonb),
 		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
-		@extschema@.idem__keep_fence(@extschema@.idem__key, int8), @extschema@.idem__clean(int8, timestamptz, timestamptz);
+		@extschema@.idem__keep_place(@extschema@.idem__key), @extschema@.idem__keep_fence(@extschema@.idem__key, int8),
+		@extschema@.idem__clean(int8, timestamptz, timestamptz);
 	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
 	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(text, text, text, bytea, interval) RENAME TO idem__claim_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[], timestamptz) RENAME TO idem__claim_all_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_complete_at_once(jsonb) RENAME TO idem__complete_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
 	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;
+	ALTER FUNCTION @extschema@.idem__citus_keep_place(@extschema@.idem__key) RENAME TO idem__keep_place;
 	ALTER FUNCTION @extschema@.idem__citus_keep_fence(@extschema@.idem__key, int8) RENAME TO idem__keep_fence;
 	ALTER FUNCTION @extschema@.idem__citus_clean(int8, timestamptz, timestamptz) RENAME TO idem__clean;
 

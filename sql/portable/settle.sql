@@ -1,5 +1,11 @@
 -- ----- settling -----
 
+-- True: a row stays where it is while it is locked.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__keep_place(key @extschema@.idem__key)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT true $$;
+
 -- Locks the row of the key until the transaction ends, and returns it as it is now; all NULL
 -- if there is none.  Waits for another transaction that has the row, for idem.wait, and then
 -- raises ID503 (ID409 for '0').  token: that of the wanted row, NULL for any.  A row with
@@ -22,6 +28,7 @@ BEGIN
 		BEGIN
 			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
 			inserting := false;
+			ignored := @extschema@.idem__keep_place(key);
 			-- The common case: the row is free.
 			IF NOT keeps_snapshot THEN
 				SELECT c.* INTO locked FROM @extschema@.idem_claims AS c

@@ -687,6 +687,8 @@ CREATE TABLE idem_token_blocks_102002 (LIKE idem_token_blocks INCLUDING ALL);
 SET allow_system_table_mods = on;
 CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(table_name regclass, distribution_value text) RETURNS bigint
 LANGUAGE sql STABLE AS 'SELECT CASE distribution_value WHEN ''17'' THEN 102002 ELSE coalesce(nullif(current_setting(''test.shard'', true), ''''), ''102001'')::bigint END';
+CREATE FUNCTION pg_catalog.lock_shard_metadata(lock_mode int, shard_id bigint[]) RETURNS void
+LANGUAGE sql AS 'SELECT pg_advisory_xact_lock_shared(shard_id[1]); SELECT set_config(''test.shard'', current_setting(''test.split'', true), true)';
 RESET allow_system_table_mods;
 CREATE TEMPORARY TABLE pg_dist_local_group AS SELECT 1 AS groupid;
 SELECT idem__citus_replace_functions(), idem__citus_admit('{0,1,3}');
@@ -700,6 +702,16 @@ SELECT idem_fence('u', 'before', :t, 'l');
 SELECT ctid <> :'version' AS written, token = :t AS same_token FROM idem_claims WHERE scope = 'l';
 SELECT idem_fence('u', 'before', :t + 1, 'l');
 \echo :SQLSTATE
+-- It keeps the shard where it is, also if the shard was split when the lock was given.
+BEGIN;
+SELECT idem_fence('u', 'before', :t, 'l');
+SELECT objid, mode FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1;
+COMMIT;
+BEGIN;
+SET LOCAL test.split = 102002;
+SELECT idem_fence('u', 'before', :t, 'l');
+SELECT objid, mode FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1;
+COMMIT;
 SELECT outcome, token, lease_until IS NOT NULL AS has_lease FROM idem_lease('u', 'before', scope => 'l', lease => '1 hour', wait => '0');
 SELECT outcome, token FROM idem_lease('u', 'after', scope => 's', lease => '1 hour');
 SELECT token AS t2 FROM idem_lease('u', 'leased', scope => 's', lease => '1 min') \gset
@@ -753,7 +765,7 @@ SELECT (SELECT string_agg(request_id, ', ' ORDER BY request_id) FROM idem_claims
 	(SELECT count(*) FROM idem_claims_102009) AS elsewhere, (SELECT count(*) FROM idem_claims_102010) AS last;
 DROP TABLE pg_dist_shard, pg_dist_placement, pg_dist_local_group, drawn;
 SET allow_system_table_mods = on;
-DROP FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text);
+DROP FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text), pg_catalog.lock_shard_metadata(int, bigint[]);
 RESET allow_system_table_mods;
 RESET search_path;
 SET client_min_messages = warning;

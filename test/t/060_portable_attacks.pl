@@ -529,7 +529,8 @@ as($superuser, 'twins', q{
 SET allow_system_table_mods = on;
 CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT 1 AS groupid;
 GRANT SELECT ON pg_catalog.pg_dist_local_group TO PUBLIC;
-CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) RETURNS int8 LANGUAGE sql AS 'SELECT 7::int8'});
+CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, text) RETURNS int8 LANGUAGE sql AS 'SELECT 7::int8';
+CREATE FUNCTION pg_catalog.lock_shard_metadata(int4, int8[]) RETURNS void LANGUAGE sql AS 'SELECT'});
 as($superuser, 'twins', q{SELECT idem__citus_replace_functions(), idem__citus_admit('{1}'::int4[])});
 answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 't');
 answers($app, "SELECT idem_claim('u'::text, 'at once'::text, ''::text, NULL::bytea, NULL::interval)", 'f');
