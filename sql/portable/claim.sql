@@ -662,9 +662,7 @@ BEGIN
 	IF outcome = 'completed' AND (fingerprint::text = current_setting('idem_call.fingerprint', true)) IS TRUE THEN
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
 		IF coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
-				EXISTS (SELECT FROM @extschema@.idem_claims AS c
-					WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-						AND c.result IS NULL AND @extschema@.idem__is_ours(c.xmin))) THEN
+				EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
 			PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
 				'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
 		END IF;
