@@ -43,10 +43,11 @@
  * previous holder is gone.  While the coordinator is down, leases can be claimed in shards
  * that have a block.
  *
- * Moves.  A write of Citus keeps the shard on its node until the transaction ends, a SELECT FOR
- * UPDATE does not: the shard can move, and the lock stays behind with the old copy.  Then others
- * lock and change the new copy, and the holder's next write goes there, too.  A claim writes before
- * it locks; what locks the row of a claim first, takes the lock that a write would take.
+ * Moves.  Citus keeps a shard on its node until the end of each transaction that has written to it,
+ * but not for SELECT FOR UPDATE: the shard can move, and the row lock stays behind on the old copy.
+ * Then another claimer can take over a lapsed lease on the new copy, and the late holder's next write
+ * goes there too, without the lock.  A claim writes before it locks its row.  idem__lock_row() locks
+ * first; so idem__keep_place() takes the lock that a write would take.
  *
  * Fences.  Citus commits in two phases only on nodes where the transaction has written.  If
  * a fence only locked the row, its node could crash, and the other nodes would commit
@@ -522,8 +523,8 @@ BEGIN
 END
 $$;
 
--- Takes the lock that keeps the shard of the key on its node, as Citus does before it writes.  While
--- this waited, the shard may have been split, and the user has another one now.
+-- Takes the lock that keeps the key's shard on its node, as Citus does before a write.  If the shard
+-- was split while the call waited for the lock, the user is in another shard: lock that one too.
 CREATE FUNCTION @extschema@.idem__citus_keep_place(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE plpgsql

@@ -1,6 +1,6 @@
 -- ----- settling -----
 
--- True: a row stays where it is while it is locked.  (Replaced by sql/idem-citus.sql.)
+-- True: a locked row stays in its place.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__keep_place(key @extschema@.idem__key)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
