@@ -26,7 +26,7 @@
 EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
-DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql
+DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql $(UPDATES)
 SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql
 EXTRA_CLEAN = $(SCRIPTS) dist
 OBJS = \
@@ -141,67 +141,91 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 # The SQL scripts, from their parts. In those of sql/common, @schema@ stands for the schema of idem:
 # the C edition can be renamed with its schema, and must not have a name within quotes.
 parts = $(foreach part,$1,$(or $(wildcard sql/$2/$(part).sql),sql/$(part).sql))
-C_PARTS = $(call parts,checks common/begin common/types common/tables policy claim sink settle call lease read forget \
+C_PARTS = $(call parts,checks common/begin common/version common/types common/tables policy claim sink settle call lease read forget \
 	clean common/procedures common/statistics statistics common/overloads common/rights rights common/comments common/end,idem)
-PORTABLE_PARTS = $(call parts,checks common/begin common/types common/tables types policy keys session waiting claim \
+PORTABLE_CHECKS = $(call parts,checks upgrade strangers,portable)
+PORTABLE_PARTS = $(call parts,common/begin common/version common/types common/tables types policy keys session waiting claim \
 	sink settle forget lease read call clean common/procedures common/statistics statistics common/overloads \
-	common/rights rights common/comments common/end,portable)
+	common/rights common/comments upgraded rights common/end,portable)
 # With an empty line between two parts
 JOIN = awk 'FNR == 1 && NR > 1 { print "" } { print }'
 SCHEMA = (SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension AS e \
 	WHERE e.extname OPERATOR(pg_catalog.=) 'idem')
-PORTABLE = $(JOIN) $(PORTABLE_PARTS) | sed "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g"
+VERSION := $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
+# A version of the portable edition has two checksums, 1.0.0+12.34: that of its internal objects without the bodies of
+# functions, and that of everything. sql/portable/upgrade.sql compares them.
+CKSUM = cksum | cut -d' ' -f1
+SHAPES = sed -n '/^CREATE .*idem__/,/^\(LANGUAGE\|)\)/p'
+BUILD = $(VERSION)+$(shell $(SHAPES) $(PORTABLE_PARTS) | $(CKSUM)).$(shell \
+	cat $(PORTABLE_CHECKS) $(PORTABLE_PARTS) sql/portable/plain.in | $(CKSUM))
+FOR_PORTABLE = sed -e "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g" -e 's/@version@/$(BUILD)/g'
+PORTABLE = $(JOIN) $(PORTABLE_CHECKS) $(PORTABLE_PARTS) | $(FOR_PORTABLE)
 PORTABLE_HEAD = cat sql/portable/head.sql && echo
+# One statement, which installs and upgrades. The parts take the places of the lines @checks@ and @script@.
+STATEMENT = { sed '1,/^@statement@$$/d;/^@checks@$$/,$$d' sql/portable/plain.in && $(JOIN) $(PORTABLE_CHECKS) && \
+	sed '1,/^@checks@$$/d;/^@script@$$/,$$d' sql/portable/plain.in && $(JOIN) $(PORTABLE_PARTS) && \
+	sed '1,/^@script@$$/d' sql/portable/plain.in; } | $(FOR_PORTABLE)
+STATEMENT_PARTS = sql/portable/plain.in $(PORTABLE_CHECKS) $(PORTABLE_PARTS) META.json Makefile
+# Released versions of the extension idem_portable, each of which gets a script that updates it
+UPDATES_FROM =
+UPDATES = $(UPDATES_FROM:%=sql/idem_portable--%--1.0.sql)
 
 .PHONY: scripts portable
 all: scripts
 scripts: $(SCRIPTS)
 portable: $(filter sql/idem-portable%,$(SCRIPTS))
 
-sql/idem--1.0.sql: $(C_PARTS) Makefile
-	$(JOIN) $(C_PARTS) | sed "s/@schema@/$(SCHEMA)/g" >$@.tmp
+sql/idem--1.0.sql: $(C_PARTS) META.json Makefile
+	$(JOIN) $(C_PARTS) | sed -e "s/@schema@/$(SCHEMA)/g" -e 's/@version@/$(VERSION)/' >$@.tmp
 	mv $@.tmp $@
 
-sql/idem_portable--1.0.sql: sql/portable/head.sql $(PORTABLE_PARTS) Makefile
+sql/idem_portable--1.0.sql: sql/portable/head.sql $(STATEMENT_PARTS)
 	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem_portable" to load this file. \quit' && \
 		$(PORTABLE_HEAD) && $(PORTABLE); } >$@.tmp
 	mv $@.tmp $@
 
-# The parts take the place of the line @script@.
-sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(PORTABLE_PARTS) Makefile
-	{ $(PORTABLE_HEAD) && sed '/^@script@$$/,$$d' $< && $(PORTABLE) && \
-		sed '1,/^@script@$$/d' $<; } >$@.tmp
+$(UPDATES): $(STATEMENT_PARTS)
+	{ printf '%s\n' '\echo Use "ALTER EXTENSION idem_portable UPDATE" to load this file. \quit' && $(STATEMENT); } >$@.tmp
 	mv $@.tmp $@
 
-sql/idem-portable-plain.sql: sql/portable/plain.in $(PORTABLE_PARTS) Makefile
-	{ sed '/^@script@$$/,$$d' $< && $(PORTABLE) && sed '1,/^@script@$$/d' $<; } >$@.tmp
+sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(STATEMENT_PARTS)
+	{ $(PORTABLE_HEAD) && sed '/^@statement@$$/,$$d' $< && $(STATEMENT) && sed '1,/^@statement@$$/d' $<; } >$@.tmp
+	mv $@.tmp $@
+
+sql/idem-portable-plain.sql: $(STATEMENT_PARTS)
+	{ sed '/^@statement@$$/,$$d' $< && $(STATEMENT); } >$@.tmp
 	mv $@.tmp $@
 
 # Packages; not for "make install"
 DIST = dist
-DIST_VERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
+DIST_VERSION = $(VERSION)
 
 # For pg_tle: the SQL that makes CREATE EXTENSION idem_portable work in a database
 .PHONY: dist-pgtle
 dist-pgtle: $(DIST)/pgtle/idem_portable.sql
-$(DIST)/pgtle/idem_portable.sql: sql/portable/head.sql $(PORTABLE_PARTS) idem_portable.control Makefile
+$(DIST)/pgtle/idem_portable.sql: sql/portable/head.sql $(STATEMENT_PARTS) idem_portable.control
 	mkdir -p $(@D)
 	{ printf '%s\n' "SELECT pgtle.install_extension('idem_portable'," && \
 		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && \
 		sed -n -e 's/^comment = \(.*\)/\1,/p' idem_portable.control && \
 		printf '%s\n' '$$idem_portable$$' && $(PORTABLE_HEAD) && $(PORTABLE) && \
-		printf '%s\n' '$$idem_portable$$);'; } >$@.tmp
+		printf '%s\n' '$$idem_portable$$);'; \
+		for from in $(UPDATES_FROM); do printf '%s\n' "SELECT pgtle.install_update_path('idem_portable', '$$from'," && \
+		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && printf '%s\n' '$$idem_portable$$' && $(STATEMENT) && \
+		printf '%s\n' '$$idem_portable$$);'; done; } >$@.tmp
 	mv $@.tmp $@
 
 # For database.dev: a package folder as its client takes it
 DBDEV = $(DIST)/dbdev/idem_portable
 .PHONY: dist-dbdev
-dist-dbdev: sql/idem_portable--1.0.sql
+dist-dbdev: sql/idem_portable--1.0.sql $(UPDATES)
 	rm -rf $(DBDEV)
 	mkdir -p $(DBDEV)
 	sed "s/^default_version = .*/default_version = '$(DIST_VERSION)'/" idem_portable.control \
 		>$(DBDEV)/idem_portable.control
 	cp sql/idem_portable--1.0.sql $(DBDEV)/idem_portable--$(DIST_VERSION).sql
+	for from in $(UPDATES_FROM); do \
+		cp sql/idem_portable--$$from--1.0.sql $(DBDEV)/idem_portable--$$from--$(DIST_VERSION).sql; done
 	cp sql/portable/dbdev.md $(DBDEV)/README.md
 
 # The archive for PGXN. It and the packages made of it have what is committed, and the archive the
@@ -246,9 +270,9 @@ release-check:
 	packaging/release-check
 
 .PHONY: install-portable
-install-portable: sql/idem_portable--1.0.sql
+install-portable: sql/idem_portable--1.0.sql $(UPDATES)
 	$(MKDIR_P) '$(DESTDIR)$(datadir)/extension'
-	$(INSTALL_DATA) idem_portable.control $< '$(DESTDIR)$(datadir)/extension/'
+	$(INSTALL_DATA) idem_portable.control $^ '$(DESTDIR)$(datadir)/extension/'
 
 .PHONY: prove
 # Tests read the SQL that is generated.

@@ -1,17 +1,16 @@
 /*
- * Moves idem in one database from one edition to another, within its schema, or from an
- * earlier version of the portable edition to that of the file idem-portable.sql beside this
- * one:
+ * Moves idem in one database from one edition to the other, within its schema:
  *
  *		psql -v schema=idem -v to=idem -f sql/idem-move.sql
  *
  * to:	idem			the C edition
  *		idem_portable	the portable edition, as an extension; also NAME@idem_portable
- *		portable		the portable edition, from the file idem-portable.sql
  *
- * schema: default public.  Run it as the owner of the edition that is installed.
+ * schema: default public.  Run it as the owner of the edition that is installed.  The portable
+ * edition that idem-portable.sql has installed can become the extension, too; its next version
+ * needs no move.
  *
- * It keeps claims, scopes, tokens and rights.  Between editions a scope with key_time = uuidv7
+ * It keeps claims, scopes, tokens and rights.  Between the editions a scope with key_time = uuidv7
  * is inserted anew, so its guarded_since becomes the time of the move plus a minute: older ids
  * without a row are stale.  From portable to portable guarded_since is kept: every claim that
  * was made under it is moved.  Settings become columns of idem_settings.  In the other
@@ -75,10 +74,10 @@ DECLARE
 	source text;
 	owner oid;
 BEGIN
-	IF target !~ '^(idem|([^@]+@)?idem_portable|portable)$' THEN
-		RAISE EXCEPTION 'idem can be moved to idem, idem_portable or portable'
+	IF target !~ '^(idem|([^@]+@)?idem_portable)$' THEN
+		RAISE EXCEPTION 'idem can be moved to idem or idem_portable'
 			USING ERRCODE = 'invalid_parameter_value',
-			HINT = 'Name one: psql -v to=idem for the C edition.';
+			HINT = 'Name one: psql -v to=idem for the C edition. A new version of idem-portable.sql needs no move: run that file.';
 	END IF;
 
 	IF schema_name ~ '["$''\\]' THEN
@@ -209,7 +208,7 @@ BEGIN
 	ELSE
 		CREATE TEMPORARY TABLE idem_moved_settings ON COMMIT DROP AS
 			SELECT d.ttl, d.lease, d.lease_max, d.result_max_bytes, d.cleanup_batch_size,
-				coalesce(to_jsonb(d) ->> 'scopes', 'any') AS scopes		-- The first version has no such column.
+				d.scopes
 			FROM @extschema@.idem_settings AS d;
 	END IF;
 END
@@ -223,8 +222,8 @@ CREATE TEMPORARY TABLE idem_moved_claims ON COMMIT DROP AS
 CREATE TEMPORARY TABLE idem_moved_scopes ON COMMIT DROP AS TABLE @extschema@.idem_scopes;
 CREATE TEMPORARY TABLE idem_moved_token ON COMMIT DROP AS SELECT last_value, is_called FROM @extschema@.idem_token_seq;
 
--- Every right of another role, except those that the installation grants.
-CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
+-- Every right of another role, except those that the installation grants
+CREATE TEMPORARY VIEW idem_rights AS
 	SELECT o.kind, o.object, o.name, o.attribute, a.privilege_type AS privilege, a.grantee, a.is_grantable
 	FROM (SELECT 'ROUTINE', p.oid::regprocedure::text, p.proname::text, NULL::text, p.proacl, p.proowner
 			FROM pg_proc AS p WHERE p.pronamespace = '@extschema@'::regnamespace
@@ -235,62 +234,44 @@ CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS
 			UNION ALL SELECT 'TYPE', t.oid::regtype::text, t.typname::text, NULL, t.typacl, t.typowner
 			FROM pg_type AS t WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typtype IN ('c', 'e')
 		) AS o (kind, object, name, attribute, acl, owner), aclexplode(o.acl) AS a
-	WHERE o.name LIKE 'idem\_%' AND a.grantee <> o.owner AND a.grantee <> 'pg_monitor'::regrole
+	WHERE o.name LIKE 'idem\_%' AND a.grantee <> o.owner AND a.grantee <> to_regrole('pg_monitor')
 		AND a.grantee <> (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
 
--- The roles that have every right of a set of idem_grant().  For a role that lacks one,
--- idem_grant() would give back what was revoked.  A right counts if its object is installed
--- here; the lists name the objects of both editions.
-CREATE TEMPORARY TABLE idem_moved_sets ON COMMIT DROP AS
-	WITH set_routines (privileges, names) AS (
-		VALUES ('app', ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_extend',
-				'idem_release', 'idem_fence', 'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint', 'idem_skip_duplicates']),
-			('operator', ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal', 'idem_cleanup',
-				'idem_cleanup_all', 'idem__cleanup_step', 'idem__require_commit', 'idem_stat_reset', 'idem__stat_cleanup_counters', 'idem__stat_claims_counters',
-				'idem__stat_cleaning', 'idem__stat_launcher', 'idem__stat_scopes_counters', 'idem__stat_scope_shares', 'idem__unsettled_claims',
-				'idem__held_keys', 'idem_start_worker'])),
-	set_tables (privileges, name, privilege, columns) AS (
-		VALUES ('operator', 'idem_claims', 'SELECT', ARRAY['expires_at', 'lease_until', 'state', 'request_id', 'user_id', 'scope',
-				'fingerprint', 'result', 'progress']),
-			('operator', 'idem_scopes', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_scopes', 'INSERT', ARRAY['scope', 'ttl', 'lease', 'lease_max', 'failed', 'lapsed', 'expired', 'key_time',
-				'result_max_bytes']),
-			('operator', 'idem_scopes', 'UPDATE', ARRAY['scope', 'ttl', 'lease', 'lease_max', 'failed', 'lapsed', 'expired', 'key_time',
-				'result_max_bytes']),
-			('operator', 'idem_scopes', 'DELETE', ARRAY[NULL]),
-			('operator', 'idem_settings', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_settings', 'UPDATE', ARRAY[NULL]),
-			('operator', 'idem_stat_cleanup', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_stat_claims', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_stat_table', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_stat_scopes', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_metrics', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_unsettled', 'SELECT', ARRAY[NULL]),
-			('operator', 'idem_holders', 'SELECT', ARRAY[NULL])),
-	set_rights (privileges, kind, object, attribute, privilege) AS (
-		SELECT s.privileges, 'ROUTINE', p.oid::regprocedure::text, NULL::text, 'EXECUTE'
-		FROM set_routines AS s JOIN pg_proc AS p ON p.pronamespace = '@extschema@'::regnamespace AND p.proname::text = ANY (s.names)
-		UNION ALL
-		SELECT s.privileges, 'TABLE', c.oid::regclass::text, u.attribute, s.privilege
-		FROM set_tables AS s JOIN pg_class AS c ON c.relnamespace = '@extschema@'::regnamespace AND c.relname::text = s.name,
-			unnest(s.columns) AS u (attribute)
-		UNION ALL
-		SELECT s.privileges, 'TYPE', t.oid::regtype::text, NULL, 'USAGE'
-		FROM set_routines AS s, pg_type AS t
-		WHERE t.typnamespace = '@extschema@'::regnamespace AND t.typname IN ('idem_state', 'idem_outcome'))
-	SELECT g.grantee, s.privileges
-	FROM (SELECT DISTINCT r.grantee FROM pg_temp.idem_moved_rights AS r WHERE r.grantee <> '0'::oid) AS g, set_routines AS s
-	WHERE NOT EXISTS (SELECT FROM set_rights AS x
-			WHERE x.privileges = s.privileges
-				AND NOT EXISTS (SELECT FROM pg_temp.idem_moved_rights AS r
-					WHERE r.grantee = g.grantee AND r.kind = x.kind AND r.object = x.object AND r.privilege = x.privilege
-						AND r.attribute IS NOT DISTINCT FROM x.attribute));
+CREATE TEMPORARY TABLE idem_moved_rights ON COMMIT DROP AS TABLE pg_temp.idem_rights;
+
+-- The roles that have every right of a set of idem_grant(): to whom it gives nothing.  For a
+-- role that lacks one, it would give back what was revoked.
+CREATE TEMPORARY TABLE idem_moved_sets (grantee oid, privileges text) ON COMMIT DROP;
+DO $block$
+DECLARE
+	holder record;
+BEGIN
+	FOR holder IN
+		SELECT DISTINCT r.grantee, s.privileges FROM pg_temp.idem_moved_rights AS r, (VALUES ('app'), ('operator')) AS s (privileges)
+		WHERE r.grantee <> '0'::oid
+	LOOP
+		BEGIN
+			PERFORM @extschema@.idem_grant(holder.grantee::regrole, holder.privileges::text);
+			RAISE SQLSTATE 'ID000' USING MESSAGE = CASE WHEN EXISTS (		-- and so undo it
+				SELECT r.kind, r.object, r.attribute, r.privilege FROM pg_temp.idem_rights AS r WHERE r.grantee = holder.grantee
+				EXCEPT SELECT r.kind, r.object, r.attribute, r.privilege FROM pg_temp.idem_moved_rights AS r WHERE r.grantee = holder.grantee
+			) THEN 'lacks some' ELSE 'has all' END;
+		EXCEPTION WHEN SQLSTATE 'ID000' THEN
+			IF SQLERRM = 'has all' THEN
+				INSERT INTO pg_temp.idem_moved_sets VALUES (holder.grantee, holder.privileges);
+			END IF;
+		END;
+	END LOOP;
+END
+$block$;
+DROP VIEW pg_temp.idem_rights;
 
 -- ----- the change -----
 
 DO $block$
 DECLARE
 	source constant text := current_setting('idem_move.source');
+	kind text;
 	names text;
 	lines text;
 BEGIN
@@ -298,29 +279,28 @@ BEGIN
 		EXECUTE format('DROP EXTENSION %I', source);
 		RETURN;
 	END IF;
-	DROP VIEW IF EXISTS @extschema@.idem_metrics;		-- not in the first versions
-	DROP VIEW IF EXISTS @extschema@.idem_stat_scopes, @extschema@.idem_stat_table;	-- not in the first versions
-	DROP VIEW @extschema@.idem_stat_cleanup;
-	DROP VIEW IF EXISTS @extschema@.idem_holders, @extschema@.idem_unsettled;		-- not in every version
-	DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
-	DROP TRIGGER IF EXISTS idem_scopes_guard ON @extschema@.idem_scopes;		-- of earlier versions
-	DROP TRIGGER idem__settings_replace ON @extschema@.idem_settings;
-	-- One command, so that functions that depend on each other are dropped together.
+	-- Each kind in one command, so that those that depend on each other are dropped together.  Which
+	-- internal ones there are differs between versions.
+	FOREACH kind IN ARRAY ARRAY['VIEW', 'TABLE'] LOOP
+		SELECT string_agg(c.oid::regclass::text, ', ') INTO names
+		FROM pg_class AS c
+		WHERE c.relnamespace = '@extschema@'::regnamespace AND c.relkind = CASE kind WHEN 'VIEW' THEN 'v' ELSE 'r' END
+			AND (c.relname ^@ 'idem__' OR c.relname IN ('idem_claims', 'idem_scopes', 'idem_settings', 'idem_unsettled', 'idem_holders',
+				'idem_stat_cleanup', 'idem_stat_table', 'idem_stat_scopes', 'idem_metrics'))
+			AND c.relowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+		EXECUTE format('DROP %s %s', kind, names);
+	END LOOP;
 	SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = '@extschema@'::regnamespace
-		AND p.proowner = (SELECT c.relowner FROM pg_class AS c WHERE c.oid = '@extschema@.idem_claims'::regclass)
-		AND (p.proname LIKE 'idem\_\_%' OR p.proname IN (
-			'idem_call', 'idem_call_settle', 'idem_cleanup_step', 'idem_scopes_guard', 'idem_stat_scope_shares',		-- of earlier versions too
-			'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
+		AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
+		AND (p.proname ^@ 'idem__' OR p.proname IN (
+			'idem_call', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many', 'idem_complete', 'idem_fail', 'idem_heal', 'idem_forget', 'idem_erase',
 			'idem_extend', 'idem_release', 'idem_fence', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_lapsed', 'idem_fingerprint',
-			'idem_cleanup', 'idem_cleanup_all', 'idem_grant', 'idem_revoke',
+			'idem_cleanup', 'idem_cleanup_all', 'idem_grant', 'idem_revoke', 'idem_version',
 			'idem_distribute', 'idem_skip_duplicates'));
 	EXECUTE 'DROP ROUTINE ' || names;
-	DROP TABLE @extschema@.idem_claims, @extschema@.idem_scopes, @extschema@.idem_settings, @extschema@.idem__cleanup_batches;
-	DROP TABLE IF EXISTS @extschema@.idem__secret, @extschema@.idem__lease_locks, @extschema@.idem_secret, @extschema@.idem_lease_locks;		-- not in every version
 	DROP SEQUENCE @extschema@.idem_token_seq;
-	-- One command again.  Which internal types there are differs between versions.
 	SELECT string_agg(t.oid::regtype::text, ', ') INTO names
 	FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 	WHERE t.typnamespace = '@extschema@'::regnamespace
@@ -359,14 +339,7 @@ $block$;
 $script$, '@extschema@', quote_ident(:'schema'))
 \gexec
 
-SELECT :'to' = 'portable' AS by_file
-\gset
-\if :by_file
-\set within_transaction
-\ir idem-portable.sql
-\else
 CREATE EXTENSION :"to" SCHEMA :"schema";
-\endif
 
 SELECT replace($script$
 

@@ -15,6 +15,9 @@ BEGIN
 			FROM pg_class AS c WHERE c.relnamespace = schema AND c.relname ^@ 'idem_'
 			UNION ALL SELECT 'TYPE ' || t.oid::regtype
 			FROM pg_type AS t WHERE t.typnamespace = schema AND t.typname ^@ 'idem_')::text, true),
+		-- where the row of each routine is: one that the script replaces gets another place
+		set_config('idem_install.places', ARRAY(SELECT format('%s %s', p.oid, p.ctid) FROM pg_proc AS p
+			WHERE p.pronamespace = schema AND p.proname ^@ 'idem_')::text, true),
 		set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
 		set_config('default_tablespace', '', true);
 END

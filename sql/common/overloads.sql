@@ -26,7 +26,7 @@ BEGIN
 		FROM pg_proc AS p
 		WHERE p.pronamespace = schema AND p.proname ^@ 'idem_' AND NOT p.proname ^@ 'idem__'
 			AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
-			AND 'ROUTINE ' || p.oid::regprocedure <> ALL (current_setting('idem_install.others')::text[])
+			AND format('%s %s', p.oid, p.ctid) <> ALL (current_setting('idem_install.places')::text[])		-- made here
 			AND pg_get_function_arguments(p.oid) ~ ids_of_original
 	LOOP
 		call := format('%s.%I($1::text, $2::text%s)', schema, original.proname, original.further);
@@ -34,7 +34,7 @@ BEGIN
 			'user_uuid uuid, request_id text', 'user_uuid uuid, request_uuid uuid',
 			'user_number int8, request_id text', 'user_number int8, request_uuid uuid']
 		LOOP
-			EXECUTE format('CREATE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
+			EXECUTE format('CREATE OR REPLACE FUNCTION %s.%I(%s) RETURNS %s %s PARALLEL %s COST %s %s %s LANGUAGE %s',
 				schema, original.proname, regexp_replace(original.arguments, ids_of_original, ids),
 				original.result, original.volatility, original.parallel, original.procost,
 				CASE WHEN original.prorows > 0 THEN 'ROWS ' || original.prorows::text END,

@@ -11,8 +11,8 @@ DECLARE
 	app constant text[] := ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint',
-		'idem_skip_duplicates'];
-	operator constant text[] := ARRAY['idem_result', 'idem_outcome', 'idem_status', 'idem_lookup',
+		'idem_skip_duplicates', 'idem_version'];
+	operator constant text[] := ARRAY['idem_version', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup',
 		'idem_lapsed', 'idem_forget', 'idem_erase', 'idem__erase', 'idem_heal',
 		'idem_cleanup', 'idem_cleanup_all', 'idem__cleanup_step', 'idem__require_commit',
 		'idem_start_worker',

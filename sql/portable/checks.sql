@@ -16,9 +16,12 @@ DO $block$
 DECLARE
 	schema constant regnamespace := to_regnamespace('@extschema@');
 	installer constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+	-- Set by sql/idem-portable.sql: the same statement installs and upgrades.
+	can_upgrade constant boolean := current_setting('idem_install.statement', true) IS NOT DISTINCT FROM 'on';
 	schema_owner oid;
 	owner oid := installer;			-- of what is made here
-	strangers oid[];				-- neither superusers nor the owner, nor members of those
+	installed_owner oid;			-- of what is installed here; NULL: nothing
+	extension name;
 	other text;
 	is_of_tenant boolean;
 BEGIN
@@ -49,69 +52,59 @@ BEGIN
 	SELECT format('%I', n.nspname) INTO other
 	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 		JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'idem_claims'
-	WHERE p.proname = 'idem_try_claim' AND n.nspname !~ '^pg_(toast_)?temp_' LIMIT 1;
+	WHERE p.proname = 'idem_try_claim' AND n.nspname !~ '^pg_(toast_)?temp_' AND NOT (n.oid = schema AND can_upgrade) LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION 'idem is installed in this database already, in schema %', other
 			USING ERRCODE = 'duplicate_object',
-			HINT = 'Use that one, since two would not know of each other''s claims; sql/idem-move.sql puts a new version in its place. If you drop it, all claims are lost, and retries are executed again. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
+			HINT = 'Use that one, since two would not know of each other''s claims; the file idem-portable.sql, run for that schema, upgrades it. If you drop it, all claims are lost, and retries are executed again. If it only looks like idem, have its table idem_claims or its function idem_try_claim dropped.';
+	END IF;
+	SELECT c.relowner, e.extname INTO installed_owner, extension
+	FROM pg_class AS c
+		LEFT JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+		LEFT JOIN pg_extension AS e ON e.oid = d.refobjid
+	WHERE can_upgrade AND c.relnamespace = schema AND c.relname = 'idem_claims'
+		AND EXISTS (SELECT FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proname = 'idem_try_claim');
+	IF extension IS NOT NULL THEN
+		BEGIN				-- which only an extension's own script may do
+			PERFORM pg_extension_config_dump(format('%s.idem_claims', schema)::regclass, '');
+		EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN
+			RAISE EXCEPTION 'idem is the extension "%" in this database', extension
+				USING ERRCODE = 'object_not_in_prerequisite_state',
+				HINT = format('Upgrade it as an extension: ALTER EXTENSION %I UPDATE.', extension);
+		END;
 	END IF;
 
 	-- The functions run as their owner.  In a schema of somebody else that must not be a
 	-- superuser: the owner of the schema could rename it, and put another one in its place.
-	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer)
+	IF installed_owner IS NOT NULL THEN
+		owner := installed_owner;
+	ELSIF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer)
 		AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = schema_owner) THEN
 		owner := schema_owner;
 	END IF;
 
-	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner) THEN
-		RAISE WARNING 'the functions of idem will run as a superuser: %', owner::regrole
-			USING DETAIL = 'They run as their owner.',
-			HINT = 'Drop idem, and install it as an ordinary role, or into the schema of an ordinary role.';
+	-- Everybody who may create a schema can give it the name of a superuser, and the owner of the
+	-- database can set its search_path.  (CREATE EXTENSION does not tell whether it names a schema.)
+	IF owner <> installer AND installed_owner IS NULL AND current_setting('idem_install.unnamed', true) IS NOT DISTINCT FROM 'on' THEN
+		RAISE EXCEPTION 'schema % belongs to role %, and idem would, too', schema, owner::regrole
+			USING ERRCODE = 'insufficient_privilege',
+			DETAIL = 'A search_path leads there that was not set in this session, or that has "$user".',
+			HINT = format('If you mean that schema, name it: SET LOCAL search_path = %s.', schema);
+	ELSIF owner <> installer AND NOT can_upgrade AND (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = schema) = current_user THEN
+		RAISE WARNING 'idem will belong to role %, the owner of schema %', owner::regrole, schema
+			USING HINT = 'If you did not name this schema, drop idem, and name another one: CREATE EXTENSION ... SCHEMA.';
 	END IF;
 
-	-- sql/idem-move.sql and sql/idem-citus.sql make the same two checks.
-	strangers := ARRAY(SELECT r.oid FROM pg_roles AS r
-		WHERE NOT EXISTS (SELECT FROM pg_roles AS t WHERE (t.rolsuper OR t.oid = owner) AND pg_has_role(r.oid, t.oid, 'MEMBER')));
-	SELECT string_agg(DISTINCT CASE c.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE r.oid::regrole::text END, ', ') INTO other
-	FROM (SELECT schema_owner UNION
-			SELECT CASE a.grantee WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END
-			FROM pg_namespace AS n, aclexplode(n.nspacl) AS a, pg_database AS d
-			WHERE n.oid = schema AND a.privilege_type = 'CREATE' AND d.datname = current_database()) AS c (grantee)
-		LEFT JOIN pg_roles AS r ON c.grantee <> '0'::oid AND pg_has_role(r.oid, c.grantee, 'MEMBER')
-	WHERE c.grantee = '0'::oid OR r.oid = ANY (strangers);
-	IF other IS NOT NULL THEN
-		RAISE EXCEPTION 'others may create objects in schema %: %', schema, other
-			USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = 'The functions of idem run as their owner.',
-			HINT = 'Install idem into a schema of its own (CREATE SCHEMA idem); or as the owner of this one, when CREATE on it is revoked from all others.';
-	END IF;
-	SELECT string_agg(o.name, ', ') INTO other
-	FROM (SELECT 'function ' || p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proowner = ANY (strangers)
-			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o WHERE o.oprnamespace = schema AND o.oprowner = ANY (strangers)
-			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
-				WHERE t.typnamespace = schema AND t.typowner = ANY (strangers)
-					AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)		-- skip row types of tables
-			ORDER BY 1 LIMIT 10) AS o (name);
-	IF other IS NOT NULL THEN
-		RAISE EXCEPTION 'others own objects in schema %: %', schema, other
-			USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = 'The functions of idem run as their owner.',
-			HINT = 'Install idem into a schema of its own: CREATE SCHEMA idem.';
-	END IF;
-
-	PERFORM set_config('idem_install.role', current_setting('role'), true);
+	PERFORM set_config('idem_install.role', current_setting('role'), true),
+		set_config('idem_install.upgrades', CASE WHEN installed_owner IS NOT NULL THEN 'on' END, true);
 	IF owner <> installer THEN
 		BEGIN
 			PERFORM set_config('role', r.rolname, true) FROM pg_roles AS r WHERE r.oid = owner;
 		EXCEPTION WHEN insufficient_privilege THEN
-			RAISE EXCEPTION 'idem cannot be installed for role %, the owner of schema %', owner::regrole, schema
+			RAISE EXCEPTION 'idem cannot be installed for role %, the owner of %', owner::regrole,
+					CASE WHEN installed_owner IS NULL THEN 'schema ' || schema ELSE 'idem in schema ' || schema END
 				USING ERRCODE = 'insufficient_privilege', DETAIL = SQLERRM, HINT = 'Install it as that role.';
 		END;
-	END IF;
-	IF NOT has_schema_privilege(schema, 'CREATE') THEN
-		RAISE EXCEPTION 'role % may not create objects in schema %', owner::regrole, schema
-			USING ERRCODE = 'insufficient_privilege',
-			HINT = format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.', schema, owner::regrole);
 	END IF;
 END
 $block$;

@@ -6,7 +6,8 @@
  *
  *		psql -v schema=idem -f sql/idem-portable.sql
  *
- * installs it into an existing schema (default: public), in one transaction.  The objects
+ * installs it into an existing schema (default: public), in one transaction.  Run again, the file
+ * of a later version is the upgrade, and the same file does nothing.  The objects
  * belong to the installer.  If the installer is a superuser and the owner of the schema is
  * not, they belong to the owner of the schema.  The schema cannot be renamed afterwards.
  * Functions, outcomes, SQLSTATEs and tables are those of the C edition: callers do not change
@@ -75,7 +76,7 @@
  *	 functions from being inlined.  idem_cleanup_all() and idem_erase() commit, so they cannot
  *	 have a search_path, and idem_call() leaves its caller's to the function that it runs: they
  *	 qualify every name.
- * - The installation is refused if a role can create objects in the schema, or owns
+ * - The installation, or an upgrade, is refused if a role can create objects in the schema, or owns
  *	 functions, operators or types in it, unless that role is a superuser or the owner-to-be.
  * - A role can still get an object into the schema later: somebody grants it CREATE, or a
  *	 transaction commits that was open during the installation.  We never call such a

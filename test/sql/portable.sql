@@ -610,7 +610,7 @@ GRANT CREATE ON SCHEMA "regress idem; odd" TO PUBLIC;
 REVOKE CREATE ON SCHEMA "regress idem; odd" FROM PUBLIC;
 -- By somebody who is no superuser
 \! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
-\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //'
+\! PGOPTIONS='-c role=regress_idem_operator' psql -X -q -v schema='regress idem; odd' -f sql/idem-portable.sql 2>&1 | sed -e '/^CONTEXT/d' -e 's/^psql:[^ ]* //' -e 's/ [0-9.+]* is/ VERSION is/'
 CREATE EXTENSION idem_portable;
 SELECT rolname, count(*) > 50 AS functions FROM pg_proc p JOIN pg_roles r ON r.oid = proowner WHERE proname LIKE 'idem\_%' GROUP BY rolname;
 \set VERBOSITY sqlstate

@@ -92,16 +92,16 @@ CREATE OPERATOR requests.* (LEFTARG = float8, RIGHTARG = int4, FUNCTION = reques
 new_database('from_c', 'attacker');
 $node->safe_psql('from_c', 'CREATE EXTENSION idem SCHEMA requests');
 as('attacker', 'from_c', $traps);
-my ($status, $err) = moves($superuser, 'from_c', 'portable');
+my ($status, $err) = moves($superuser, 'from_c', 'idem_portable');
 is(superusers(), '', 'from the C edition: the owner of the schema did not become superuser');
 isnt($status, 0, 'from the C edition: refused');
 like($err, qr/others may create objects in schema requests: attacker\n.*HINT:  .*ALTER SCHEMA ... OWNER TO CURRENT_USER/s, 'and the owner named');
 as($superuser, 'from_c', 'ALTER SCHEMA requests OWNER TO CURRENT_USER');
-($status, $err) = moves($superuser, 'from_c', 'portable');
+($status, $err) = moves($superuser, 'from_c', 'idem_portable');
 is(superusers(), '', 'what he has left behind: nobody became superuser');
 like($err, qr/others own objects in schema requests: function requests.evil/, 'refused, and named');
 as($superuser, 'from_c', 'DROP FUNCTION requests.evil(name, name), requests.evil(name, text), requests.evil(float8, int4) CASCADE');
-($status, $err) = moves($superuser, 'from_c', 'portable');
+($status, $err) = moves($superuser, 'from_c', 'idem_portable');
 is($status, 0, 'the HINTs work') or diag $err;
 
 new_database('to_c', 'attacker');
@@ -124,7 +124,7 @@ BEGIN
 	RAISE WARNING 'hijacked';
 END $$;
 };
-for my $way ([ 'idem', 'portable' ], [ 'portable', 'idem' ])
+for my $way ([ 'idem', 'idem_portable' ], [ 'portable', 'idem' ])
 {
 	my ($from, $to) = @$way;
 	my $database = new_database("while_$from", 'owner');
@@ -177,7 +177,7 @@ my %ties = (
 	"CREATE TEMPORARY VIEW tied AS SELECT '%s'::regclass AS x" => qr/view pg_temp_\d+\.tied/,
 	"CREATE TEMPORARY TABLE tied (x regclass DEFAULT '%s'::regclass)" => qr/table pg_temp_\d+\.tied/,
 	"CREATE FUNCTION pg_temp.tied() RETURNS regclass LANGUAGE sql RETURN '%s'::regclass" => qr/function pg_temp_\d+\.tied\(\)/);
-for my $to (qw(idem portable))
+for my $to (qw(idem idem_portable))
 {
 	for my $tie (sort keys %ties)
 	{
@@ -241,7 +241,7 @@ like($err, qr/WARNING:  a right is not kept: SELECT ON TABLE requests.idem__clea
 unlike($err, qr/operator|app/, 'none of those of idem_grant() is');
 is(rights('app'), $of_app, 'app');
 like(rights('operator'), qr/idem_cleanup EXECUTE.*idem_metrics SELECT.*idem_stat_reset EXECUTE/, 'operator: what the C edition has for one');
-($status, $err) = moves('owner', 'rights', 'portable');
+($status, $err) = moves('owner', 'rights', 'idem_portable');
 is($status, 0, 'moved back') or diag $err;
 unlike($err, qr/WARNING/, 'nothing is lost');
 is(rights('helpdesk'), $of_helpdesk, 'helpdesk is as before');
@@ -255,7 +255,7 @@ unlike(rights('app'), qr/idem_heal/, 'what was taken from a set stays taken');
 like(rights('app'), qr/idem_try_claim EXECUTE/, 'and the rest is kept');
 
 # Each right of an operator is revoked from a role of its own.
-moves('owner', 'rights', 'portable');
+moves('owner', 'rights', 'idem_portable');
 my %revoked = (
 	(map { ("SELECT ($_) ON requests.idem_claims" => "idem_claims.$_ SELECT") }
 		  qw(expires_at lease_until state request_id user_id scope fingerprint result progress)),
@@ -281,7 +281,7 @@ for my $right (sort keys %revoked)
 my %of_role = map { ($_ => rights($_)) } values %role_without;
 ($status, $err) = moves('owner', 'rights', 'idem');
 is($status, 0, 'single rights: moved to the C edition') or diag $err;
-($status, $err) = moves('owner', 'rights', 'portable');
+($status, $err) = moves('owner', 'rights', 'idem_portable');
 is($status, 0, 'single rights: and back') or diag $err;
 for my $right (sort keys %revoked)
 {

@@ -96,9 +96,9 @@ is(as('app', 'copy', "SELECT requests.idem_claim('u', 'before'), requests.idem_c
 is(as('app', 'copy', "SELECT requests.idem_complete('u', 'leased', '1', $token)"), 't', 'and a holder settles its lease');
 
 IPC::Run::run(
-	[ 'psql', '-Xq', '-h', $node->host, '-p', $node->port, '-U', 'owner', '-v', 'schema=requests', '-v', 'to=portable', '-f', 'sql/idem-move.sql', 'shop' ],
+	[ 'psql', '-Xq', '-h', $node->host, '-p', $node->port, '-U', 'owner', '-v', 'schema=requests', '-v', 'to=idem_portable', '-f', 'sql/idem-move.sql', 'shop' ],
 	'<', \undef, '>', \my $out, '2>', \my $err);
-like($out, qr/^moved from $name to portable: 3 claims, 1 scopes$/, 'the move finds it') or diag $err;
+like($out, qr/^moved from $name to idem_portable: 3 claims, 1 scopes$/, 'the move finds it') or diag $err;
 is(as('app', 'shop', "SELECT requests.idem_claim('u', 'before')"), 'f', 'and keeps its claims');
 
 # ----- a session that quotes all names -----
@@ -118,9 +118,9 @@ for my $extension (qw(idem idem_portable))
 }
 $node->safe_psql('quoted', q{SELECT idem_claim('u', 'before'); SELECT idem_grant('app', 'app'); ALTER DATABASE quoted SET quote_all_identifiers = on});
 IPC::Run::run(
-	[ 'psql', '-Xq', '-h', $node->host, '-p', $node->port, '-v', 'schema=public', '-v', 'to=portable', '-f', 'sql/idem-move.sql', 'quoted' ],
+	[ 'psql', '-Xq', '-h', $node->host, '-p', $node->port, '-v', 'schema=public', '-v', 'to=idem_portable', '-f', 'sql/idem-move.sql', 'quoted' ],
 	'<', \undef, '>', \$out, '2>', \$err);
-like($out, qr/^moved from idem_portable to portable: 1 claims, 0 scopes$/, 'moved under quote_all_identifiers') or diag $err;
+like($out, qr/^moved from idem_portable to idem_portable: 1 claims, 0 scopes$/, 'moved under quote_all_identifiers') or diag $err;
 like($err, qr/\A\S+ WARNING:  the functions of idem will run as a superuser: [^\n]*\nDETAIL: [^\n]*\nHINT: [^\n]*\n\z/, 'with one warning, of the superuser');
 is($node->safe_psql('quoted', "SET quote_all_identifiers = off; $routines"), $node->safe_psql('unquoted', $routines), 'with all functions');
 is(as('app', 'quoted', "SELECT idem_claim('u', 'before'), idem_claim(1, gen_random_uuid())"), 'f|t', 'and rights');
@@ -167,7 +167,8 @@ is(as('owner', 'plain', "SET search_path = requests, public; $set_strings BEGIN;
 	"requests, public|$strings|owner\nrequests, public|$strings|owner", 'it leaves the settings of the transaction as they were');
 as('owner', 'plain', "SELECT requests.idem_grant('app', 'app')");
 is(as('app', 'plain', "SELECT requests.idem_claim('u', 'r'), requests.idem_claim('u', 'r')"), 't|f', 'claims guard');
-refused('SET LOCAL search_path = requests', 'idem is installed in this database already, in schema requests', 'a second time');
+(undef, undef, $err) = $node->psql('plain', "BEGIN; SET LOCAL search_path = requests; $sql; COMMIT", extra_params => [ '-U', 'owner' ]);
+like($err, qr/NOTICE:  idem \S+ is installed in schema requests already$/, 'a second time: it says so');
 refused('SELECT', 'idem is installed in this database already, in schema requests', 'into another schema');
 is(as('app', 'plain', "SELECT requests.idem_claim('u', 'r')"), 'f', 'claims guard as before');
 
@@ -187,7 +188,7 @@ CREATE OPERATOR trap.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.equals)
 });
 my $trapped = 'SET search_path = requests, trap, pg_catalog';
 (undef, undef, $err) = $node->psql('trapped', "$trapped; $sql; $sql");
-like($err, qr/ERROR:  idem is installed in this database already, in schema requests\nDETAIL:  Nothing was installed.\n/, 'traps in the path: installed, and refused');
+like($err, qr/NOTICE:  idem \S+ is installed in schema requests already$/, 'traps in the path: installed, and found');
 is($node->safe_psql('trapped', 'SELECT is_called FROM trap.calls'), 'f', 'none of which is called');
 is($node->safe_psql('trapped', "$trapped; SELECT 'a'::text = 'b'::text; SELECT is_called FROM trap.calls"), "t\nt", 'though they are in the way');
 
