@@ -94,7 +94,7 @@ endif
 # of them checks something that only one edition has.
 EDITION = c
 ONLY_c = batch_policy batch_race batch_slices claim_places cleanup_time forget_then_claim insert_race_loser \
-	large_values no_extension optimistic_insert_cost optimistic_insert_race policy_latest \
+	large_values no_extension optimistic_insert_cost optimistic_insert_race policy_latest removal_nowait \
 	renamed_objects rights_statistics row_key_share scopes_changes serializable_rows \
 	settings sink_memory speculative_wait store_kept store_opening table_changes \
 	table_replaced unsettled_index_again update_recheck_refused

@@ -20,8 +20,7 @@
  *						reads a distributed table and has parameters
  *	claim_at_once, complete_at_once	decide the common case in one or two statements of Citus
  *	claim_all_at_once		does nothing: a batch is claimed one by one
- *	lock_key			does nothing, see "Tokens"
- *	lease_token			draws the token of a lease, see "Tokens"
+ *	draw_token			draws the token of a lease on the node of its row, see "Tokens"
  *	check_sink			refuses a table that is not colocated with claims
  *	keep_place			keeps the shard on its node, see "Moves"
  *	keep_fence			writes the row of a lease, see "Fences"
@@ -259,7 +258,7 @@ $$;
 -- session ends.
 CREATE FUNCTION @extschema@.idem__citus_claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
-	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT expires_at timestamptz, OUT lease_until timestamptz)
+	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
 LANGUAGE plpgsql
 SET lock_timeout = '100' SET plan_cache_mode = force_generic_plan
 AS $$
@@ -277,8 +276,7 @@ BEGIN
 			AND CASE WHEN wait IS NULL THEN coalesce(current_setting('idem.wait', true), '') COLLATE "C" ~ '^(|-1( ?ms)?|[1-9][0-9]{2,5}( ?ms)?|[1-9][0-9]{0,5} ?s)$'
 				ELSE wait >= interval '100 milliseconds' AND NOT @extschema@.idem__has_months(wait) END
 			AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-			AND current_setting('transaction_read_only') = 'off'
-			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
 		RETURN;
 	END IF;
 	-- No row: the policy is another one, or this node is not admitted.
@@ -315,7 +313,7 @@ BEGIN
 			RAISE SQLSTATE 'ID001';
 		END IF;
 	EXCEPTION
-		WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+		WHEN SQLSTATE 'ID001' THEN
 			outcome := NULL;
 			RETURN;
 	END;
@@ -363,8 +361,7 @@ DECLARE
 	ignored text;
 BEGIN
 	IF (latest ^@ E'+\t[' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL
-			AND current_setting('transaction_read_only') = 'off'
-			AND current_setting('idem_portable.fast_path', true) IS DISTINCT FROM 'off') IS NOT TRUE THEN
+			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
 		RETURN false;
 	END IF;
 	BEGIN
@@ -418,14 +415,6 @@ END
 $$;
 
 -- ----- leases -----
-
-CREATE FUNCTION @extschema@.idem__citus_lock_key(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-END
-$$;
 
 -- Draws a block on the coordinator, the only node that has the row of idem__token_source.
 CREATE FUNCTION @extschema@.idem__citus_draw_block()
@@ -501,24 +490,18 @@ BEGIN
 END
 $$;
 
--- The row that this transaction has just written has a token from the sequence of the node
--- where the call runs, which nobody else can have seen.  Citus runs idem__citus_next_token() on
--- the node of the row, since its argument is a column.
-CREATE FUNCTION @extschema@.idem__citus_lease_token(key @extschema@.idem__key, node_token int8)
+-- Citus runs idem__citus_next_token() on the node of the row, since its argument is a column.  (Of the
+-- two rows of a key that the snapshot of a whole transaction can see, either will do.)
+CREATE FUNCTION @extschema@.idem__citus_draw_token(key @extschema@.idem__key)
 RETURNS int8
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	drawn int8;
 BEGIN
-	IF node_token IS NOT NULL THEN
-		SELECT @extschema@.idem__citus_next_token(c.user_id) INTO STRICT drawn FROM @extschema@.idem_claims AS c
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND c.token = node_token;
-		UPDATE @extschema@.idem_claims AS c SET token = drawn
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND c.token = node_token;
-	END IF;
+	SELECT @extschema@.idem__citus_next_token(c.user_id) INTO STRICT drawn FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+	LIMIT 1;
 	RETURN drawn;
 END
 $$;
@@ -851,15 +834,14 @@ BEGIN
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[], timestamptz), @extschema@.idem__complete_at_once(jsonb),
-		@extschema@.idem__lock_key(@extschema@.idem__key), @extschema@.idem__lease_token(@extschema@.idem__key, int8),
+		@extschema@.idem__draw_token(@extschema@.idem__key),
 		@extschema@.idem__keep_place(@extschema@.idem__key), @extschema@.idem__keep_fence(@extschema@.idem__key, int8),
 		@extschema@.idem__clean(int8, timestamptz, timestamptz);
 	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
 	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(text, text, text, bytea, interval) RENAME TO idem__claim_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[], timestamptz) RENAME TO idem__claim_all_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_complete_at_once(jsonb) RENAME TO idem__complete_at_once;
-	ALTER FUNCTION @extschema@.idem__citus_lock_key(@extschema@.idem__key) RENAME TO idem__lock_key;
-	ALTER FUNCTION @extschema@.idem__citus_lease_token(@extschema@.idem__key, int8) RENAME TO idem__lease_token;
+	ALTER FUNCTION @extschema@.idem__citus_draw_token(@extschema@.idem__key) RENAME TO idem__draw_token;
 	ALTER FUNCTION @extschema@.idem__citus_keep_place(@extschema@.idem__key) RENAME TO idem__keep_place;
 	ALTER FUNCTION @extschema@.idem__citus_keep_fence(@extschema@.idem__key, int8) RENAME TO idem__keep_fence;
 	ALTER FUNCTION @extschema@.idem__citus_clean(int8, timestamptz, timestamptz) RENAME TO idem__clean;
@@ -922,11 +904,11 @@ BEGIN
 		CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS d WHERE d.logicalrelid = shared);
 		-- No trigger may fire for the rows that Citus copies.  That of the settings stays away:
 		-- a distributed idem_settings has one row, which is updated and not replaced.
-		IF of_table = 'idem_settings' THEN
-			DROP TRIGGER IF EXISTS idem__settings_replace ON @extschema@.idem_settings;
-		ELSIF of_table = 'idem_scopes' THEN
-			DROP TRIGGER IF EXISTS idem__scopes_guard ON @extschema@.idem_scopes;
-		END IF;
+		EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS %I ON %s', CASE of_table WHEN 'idem_settings' THEN 'idem__settings_replace'
+			ELSE 'idem__scopes_guard' END, shared);
+		-- idem__policies is for one server.
+		EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS idem__policies_row ON %s', shared);
+		EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS idem__policies_statement ON %s', shared);
 		PERFORM create_reference_table(shared), truncate_local_data_after_distributing_table(shared);
 		RETURN NEXT pg_catalog.format('%s: copied to all nodes', of_table);
 	END LOOP;

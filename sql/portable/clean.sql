@@ -55,6 +55,10 @@ DECLARE
 	chunk_max int8;
 	chunk int8;
 BEGIN
+	IF @extschema@.idem__renew_policies(false) THEN
+		RAISE WARNING 'idem__policies did not have the policies of idem_settings and idem_scopes'
+			USING HINT = 'Enable their triggers: claims followed other policies, until now.';
+	END IF;
 	next_start := start;
 	rows_deleted := 0;
 	-- In chunks, so that it can look at the clock in between

@@ -27,19 +27,17 @@
  *	 runs in a subtransaction.  Waiters notice a ROLLBACK TO of the holder up to
  *	 deadlock_timeout plus a second late.  More than 64 claims in one transaction slow down
  *	 other sessions that read rows younger than it; a batch of new keys counts as a few claims.
- * - A claim with wait => '0' waits for a transaction that has removed the request and has
- *	 claimed it again: only the removal is visible.
  * - A claim with wait => '0' waits for a moment for a transaction that holds the request.  If that
  *	 transaction itself waits for the one of the claim, and checks for a deadlock at that moment, it
  *	 gets 40P01.
  * - A change that moves guarded_since (uuidv7 is switched on, or a ttl grows under it) waits
- *	 for every transaction that has called a function that claims, and for other changes of
- *	 idem_scopes.
+ *	 for every transaction that has called a function that claims.  Changes of policy wait for each
+ *	 other.
  * - REPEATABLE READ and SERIALIZABLE take the policy from their snapshot.  Let no such
  *	 transaction run while uuidv7 is switched on, or a ttl grows under it.
  * - In these levels idem_cleanup() removes what the snapshot sees as expired, or raises
- *	 40001.  A claim with wait => '0' answers in_progress if a row newer than the snapshot is
- *	 being removed; elsewhere it waits for the removal.
+ *	 40001.
+ * - A claim does not wait longer than its wait for a transaction that removes the request.
  * - In SERIALIZABLE, reading claims counts among the read/write dependencies.
  * - The caller's own lock_timeout ends no wait of a call: wait, or idem.wait, does.
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
@@ -49,9 +47,8 @@
  *	 SERIALIZABLE, and claims of scopes with key_time = uuidv7 are slower by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is
- * idem__claim_key().  idem__settle() ends a key.  Everything else serves these two.
- * idem__claim_at_once(), idem__claim_all_at_once() and idem__complete_at_once() decide the common
- * cases of them in fewer statements: the fast path.
+ * idem__claim_at_once(), the first look at a key, and idem__claim_key(), which goes on from there.
+ * idem__settle() ends a key.  Everything else serves these.
  *
  * How it is written.
  *

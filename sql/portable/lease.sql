@@ -11,10 +11,8 @@ AS $$
 DECLARE
 	length constant interval := @extschema@.idem__check_lease(lease);
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	policy record;
 	was @extschema@.idem__claim;
-	until timestamptz;
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_extend()');
 	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
@@ -22,17 +20,16 @@ BEGIN
 	PERFORM @extschema@.idem__check_size(key, 'progress', progress, policy.result_max_bytes);
 	was := @extschema@.idem__lock_lease(key, token);
 	PERFORM @extschema@.idem__require_unsettled(key, was);
-	until := CASE WHEN length IS NULL THEN greatest(was.lease_until, clock_timestamp() + policy.lease)
+	was.lease_until := CASE WHEN length IS NULL THEN greatest(was.lease_until, clock_timestamp() + policy.lease)
 		ELSE clock_timestamp() + length END;
-	UPDATE @extschema@.idem_claims AS c SET lease_until = until, expires_at = greatest(c.expires_at, @extschema@.idem__whole_second(until)),
-		progress = coalesce(idem_extend.progress, c.progress)
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	was.expires_at := greatest(was.expires_at, @extschema@.idem__whole_second(was.lease_until));
+	was.progress := coalesce(progress, was.progress);
+	PERFORM @extschema@.idem__store(key, was);
 	-- Progress records effects in other systems: a crash must not lose it.
-	IF idem_extend.progress IS NOT NULL THEN
+	IF progress IS NOT NULL THEN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
-	RETURN until;
+	RETURN was.lease_until;
 END
 $$;
 
@@ -45,17 +42,13 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_release()');
-	IF (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token)).state IS NULL THEN
+	IF (@extschema@.idem__lock_row(key, token)).state IS NULL THEN
 		RETURN false;		-- a repeated release ends here too
 	END IF;
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
-	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb), @extschema@.idem__commit_synchronously();
-	DELETE FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	PERFORM @extschema@.idem__drop(key), @extschema@.idem__commit_synchronously();
 	RETURN true;
 END
 $$;

@@ -41,30 +41,23 @@ AS $$
 			THEN 'many' ELSE coalesce(current_setting('idem_held.open', true) || E'\n', '') || held END, true)
 $$;
 
--- Notes the answer of a claim call, which is written as above.
+-- Notes the answer of a claim call, which is written as above.  (idem__claim_at_once() does the same.)
 CREATE FUNCTION @extschema@.idem__note(note text)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
-	ignored text;				-- assigned to, since PERFORM would need a query
+	previous constant text COLLATE "C" := current_setting('idem_held.latest', true);
 BEGIN
-	IF latest ^@ '+' THEN
-		ignored := @extschema@.idem__keep(split_part(latest, E'\t', 2));
-	END IF;
-	ignored := set_config('idem_held.latest', note, true);
+	PERFORM set_config('idem_held.latest', note, true),
+		CASE WHEN previous ^@ '+' THEN @extschema@.idem__keep(split_part(previous, E'\t', 2)) END;
 END
 $$;
 
 CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-	PERFORM @extschema@.idem__note('-' || outcome || ' ' || held || E'\n' || coalesce(result::text, ''));
-END
-$$;
+LANGUAGE sql VOLATILE
+AS $$ SELECT @extschema@.idem__note('-' || outcome || ' ' || held || E'\n' || coalesce(result::text, '')) $$;
 
 -- Whether the key is noted as unsettled.  NULL: there are too many to tell.
 CREATE FUNCTION @extschema@.idem__is_open(held text)

@@ -10,12 +10,13 @@ AS $$ SELECT true $$;
 -- if there is none.  Waits for another transaction that has the row, for idem.wait, and then
 -- raises ID503 (ID409 for '0').  token: that of the wanted row, NULL for any.  A row with
 -- another token is returned without a wait for its lock.
-CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, deadline timestamptz, token int8)
+CREATE FUNCTION @extschema@.idem__lock_row(key @extschema@.idem__key, token int8)
 RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
 SET lock_timeout = '100'			-- see idem__bound_lock_waits()
 AS $$
 DECLARE
+	deadline constant timestamptz := @extschema@.idem__deadline(NULL::interval);
 	keeps_snapshot constant boolean := @extschema@.idem__keeps_snapshot();
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	slices int4 := 0;
@@ -84,6 +85,36 @@ BEGIN
 END
 $$;
 
+-- Writes what a settlement changes of a row, which this transaction has locked.
+CREATE FUNCTION @extschema@.idem__store(key @extschema@.idem__key, changed @extschema@.idem__claim)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+BEGIN
+	UPDATE @extschema@.idem_claims AS c SET expires_at = changed.expires_at, lease_until = changed.lease_until,
+		state = changed.state, result = changed.result, progress = changed.progress
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+END
+$$;
+
+-- Deletes a row that this transaction has locked.
+CREATE FUNCTION @extschema@.idem__drop(key @extschema@.idem__key)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+BEGIN
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb);
+	DELETE FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+END
+$$;
+
 CREATE FUNCTION @extschema@.idem__raise_no_request(key @extschema@.idem__key)
 RETURNS void
 LANGUAGE plpgsql
@@ -102,7 +133,7 @@ RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
 AS $$
 DECLARE
-	locked constant @extschema@.idem__claim := @extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), token);
+	locked constant @extschema@.idem__claim := @extschema@.idem__lock_row(key, token);
 BEGIN
 	IF locked.state IS NULL THEN
 		PERFORM @extschema@.idem__raise_no_request(key);
@@ -144,11 +175,10 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
 	may_be_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key)) IS NOT FALSE;
-	only_ours constant boolean := token IS NULL OR @extschema@.idem__only_ours_counts(key);
 	policy record;
 	was @extschema@.idem__claim;
 	is_healed boolean;
-	new_expires_at timestamptz;
+	remembered_until timestamptz;
 BEGIN
 	PERFORM @extschema@.idem__require_writable(command);
 	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
@@ -183,12 +213,13 @@ BEGIN
 		RETURN false;
 	END IF;
 
-	new_expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz));
+	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz);
 	-- Completing a marker without a result needs no second version of its row.
-	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at <> new_expires_at THEN
-		UPDATE @extschema@.idem_claims AS c SET state = new_state::@extschema@.idem_state, result = new_result, expires_at = new_expires_at
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	IF was.state::text <> new_state OR new_result IS NOT NULL OR was.expires_at < remembered_until THEN
+		was.state := new_state;
+		was.result := new_result;
+		was.expires_at := greatest(was.expires_at, remembered_until);
+		PERFORM @extschema@.idem__store(key, was);
 	END IF;
 	PERFORM @extschema@.idem__note_settled(key, new_result);
 	IF was.token IS NOT NULL THEN
@@ -210,10 +241,9 @@ AS $$
 $$;
 
 -- The common case of idem_complete(result): the latest claim call of this transaction was
--- decided by the fast path, claimed a key, and it is the only one unsettled.  False: it is
--- another case, or the result is too large, or the settings have no row; idem__settle() has to
--- decide.  Does what idem__settle() does, in one statement.  (A result that is too large is noticed
--- after the row was written without it; the error of idem__settle() undoes that.)
+-- decided by idem__claim_at_once(), claimed a key, and it is the only one unsettled.  False: it is
+-- another case, or the result is too large; idem__settle() has to decide.  Does what idem__settle()
+-- does, in one statement.
 --
 -- The note says where the row is.  The row has to be one that this transaction wrote and has not
 -- settled with a result.  So a forged note reaches neither the request of another transaction
@@ -232,7 +262,6 @@ DECLARE
 	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
 	place tid;
 	top int8;
-	is_stored boolean;
 	ignored text;
 BEGIN
 	IF (latest ^@ '+(' AND coalesce(current_setting('idem_held.open', true), '') = '' AND new_result IS NOT NULL
@@ -241,17 +270,15 @@ BEGIN
 	END IF;
 	place := split_part(substr(latest, 2), E'\t', 1);
 	top := pg_current_xact_id_if_assigned()::text::int8;
-	UPDATE @extschema@.idem_claims AS c SET (result, expires_at) = (
-		SELECT CASE WHEN pg_column_size(to_jsonb(new_result)) - 4 <= coalesce(p.result_max_bytes, d.result_max_bytes) THEN new_result END,
-			greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds'
-				+ @extschema@.idem__without_days(coalesce(p.ttl, d.ttl))))
-		FROM (SELECT) AS always LEFT JOIN @extschema@.idem_settings AS d ON true
-			LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = c.scope)
+	UPDATE @extschema@.idem_claims AS c SET result = new_result,
+		expires_at = greatest(c.expires_at, date_trunc('second', clock_timestamp() + interval '999999 microseconds' + p.ttls[coalesce(array_position(p.scopes, c.scope), 1)]))
+	FROM @extschema@.idem__policies AS p
 	WHERE c.ctid = place AND @extschema@.idem__is_of(top, c.xmin)
 		AND array_to_json(ARRAY[c.user_id, c.request_id, c.scope])::text COLLATE "C" = split_part(latest, E'\t', 2)
 		AND c.state = 'completed' AND c.token IS NULL AND c.result IS NULL
-	RETURNING c.result IS NOT NULL INTO is_stored;
-	IF is_stored IS NOT TRUE THEN
+		AND p.ttls[coalesce(array_position(p.scopes, c.scope), 1)] IS NOT NULL
+		AND pg_column_size(to_jsonb(new_result)) - 4 <= p.results_max[coalesce(array_position(p.scopes, c.scope), 1)];
+	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
 	ignored := set_config('idem_held.latest', '=' || substr(latest, 2), true);
@@ -322,35 +349,32 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	policy record;
-	state text;
-	remembered_until timestamptz;
+	was @extschema@.idem__claim;
 BEGIN
 	PERFORM @extschema@.idem__require_writable('idem_heal()');
 	SELECT p.* INTO policy FROM @extschema@.idem__policy(key.scope) AS p;
 	PERFORM @extschema@.idem__check_size(key, 'result', result, policy.result_max_bytes);
 	BEGIN
-		state := (@extschema@.idem__lock_row(key, @extschema@.idem__deadline(NULL::interval), NULL::int8)).state;
-		IF state = 'completed' THEN
+		was := @extschema@.idem__lock_row(key, NULL::int8);
+		IF was.state = 'completed' THEN
 			RAISE SQLSTATE 'ID001';		-- releases the lock
 		END IF;
 	EXCEPTION
 		WHEN SQLSTATE 'ID001' THEN
 			RETURN false;
 	END;
-	IF state IS NULL THEN
+	IF was.state IS NULL THEN
 		PERFORM @extschema@.idem__raise_no_request(key);
-	ELSIF state = 'failed' THEN
+	ELSIF was.state = 'failed' THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 			'The request has already failed; use a new id, or idem_forget().', key);
 	END IF;
-	remembered_until := @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz);
-	UPDATE @extschema@.idem_claims AS c SET state = 'completed', result = idem_heal.result, lease_until = NULL,
-		expires_at = greatest(c.expires_at, remembered_until)
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-	PERFORM @extschema@.idem__note_settled(key, result), @extschema@.idem__commit_synchronously();
+	was.state := 'completed';
+	was.result := result;
+	was.lease_until := NULL;
+	was.expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz));
+	PERFORM @extschema@.idem__store(key, was), @extschema@.idem__note_settled(key, result), @extschema@.idem__commit_synchronously();
 	RETURN true;
 END
 $$;

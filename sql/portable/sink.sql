@@ -138,7 +138,11 @@ DECLARE
 	ignored text;
 BEGIN
 	ignored := set_config('idem_held.latest', '', true);
-	outcome := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
+	BEGIN
+		outcome := (@extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, NULL::bytea, NULL::interval)).outcome;
+	EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+		NULL;
+	END;
 	IF outcome IS NULL THEN
 		outcome := (@extschema@.idem__claim_key(command, key, NULL::bytea, @extschema@.idem__deadline(NULL::interval),
 			NULL::interval, NULL::jsonb, false, true)).outcome;

@@ -15,8 +15,10 @@ RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT user_id = (key).user_id AND request_id = (key).request_id AND scope = (key).scope $$;
 
+-- The answer of a claim, or of one look at its key.  Of a look: outcome NULL and lease_until, another
+-- holder has a live lease until then; all NULL, look again.
 CREATE TYPE @extschema@.idem__answer AS (
-	outcome @extschema@.idem_outcome,
+	outcome text,
 	result jsonb,
 	progress jsonb,
 	token int8,

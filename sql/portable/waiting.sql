@@ -68,6 +68,7 @@ DECLARE
 	lease_until timestamptz;
 BEGIN
 	BEGIN
+		PERFORM set_config('lock_timeout', '1', true);
 		lease_until := (SELECT c.lease_until FROM @extschema@.idem_claims AS c
 			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.state::text = 'in_progress'
 				AND (c.lease_until > clock_timestamp() OR @extschema@.idem__is_ours(c.xmin))
@@ -114,81 +115,3 @@ CREATE FUNCTION @extschema@.idem__outcome_of_passed(deadline timestamptz)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
-
--- Has a row for a moment for each lease that is being claimed.
-CREATE UNLOGGED TABLE @extschema@.idem__lease_locks (
-	key_sha256 bytea PRIMARY KEY
-) USING heap WITH (
-	autovacuum_vacuum_scale_factor = 0,
-	autovacuum_vacuum_threshold = 1000,
-	autovacuum_vacuum_insert_threshold = -1,
-	autovacuum_vacuum_cost_delay = 0
-);
-
-COMMENT ON TABLE @extschema@.idem__lease_locks IS 'orders the claims of a lease; no row in it is ever committed';
-
--- Locks the key for leases until the transaction ends, or the subtransaction is rolled back.
--- Inserts the hash of the key into a table that only we can write: another claim of a lease
--- of that key waits in its own insert.  (Not an advisory lock: everybody can compute its
--- number, and hold it.)  SHA-256, because clients could find two keys that collide in a
--- weaker hash, and hold up each other's requests.  The row is deleted at once, so it is dead
--- whether or not the transaction commits; and by its ctid, so that a serializable transaction
--- reads no row of another one.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__lock_key(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	inserted tid;
-BEGIN
-	-- (Sessions that still run an earlier version take the same lock: do not change what is hashed.)
-	INSERT INTO @extschema@.idem__lease_locks AS l (key_sha256)
-	VALUES (sha256(convert_to(jsonb_build_array((key).user_id, (key).request_id, (key).scope)::text, getdatabaseencoding())))
-	ON CONFLICT (key_sha256) DO NOTHING RETURNING l.ctid INTO STRICT inserted;
-	DELETE FROM @extschema@.idem__lease_locks AS l WHERE l.ctid = inserted;
-END
-$$;
-
--- The token of a lease that this transaction has just claimed, NULL for any other answer.
--- (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__lease_token(key @extschema@.idem__key, token int8)
-RETURNS int8
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT token $$;
-
--- Whether another transaction is deleting the row.  If so, we see the row, but cannot take
--- FOR KEY SHARE on it, which does not conflict with an update.  NULL: we see no row; either
--- another transaction is inserting it, or the one that deleted it has ended by now.  False
--- also for a row that its transaction had updated before it deleted it, and for a deleted row
--- that only an old snapshot still sees.
-CREATE FUNCTION @extschema@.idem__is_being_deleted(key @extschema@.idem__key)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-	is_there boolean;
-	is_free boolean;
-BEGIN
-	PERFORM set_config('lock_timeout', '1', true);
-	PERFORM FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
-	is_there := FOUND;
-	PERFORM FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	FOR KEY SHARE SKIP LOCKED;
-	is_free := FOUND;
-	RAISE SQLSTATE 'ID001';		-- releases the lock
-EXCEPTION
-	WHEN SQLSTATE 'ID001' THEN
-		RETURN CASE WHEN is_there THEN NOT is_free END;
-	WHEN lock_not_available THEN
-		RETURN false;
-	WHEN serialization_failure THEN
-		-- In SERIALIZABLE the failure may come from the dependencies between transactions, which the
-		-- server checks only once: do not go on.  Otherwise somebody has changed the row.
-		IF current_setting('transaction_isolation') = 'serializable' THEN
-			RAISE;
-		END IF;
-		RETURN false;
-END
-$$;

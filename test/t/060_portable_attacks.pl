@@ -197,11 +197,10 @@ my $stranger = Client->new($node, 'owned');
 $stranger->ask('SET SESSION AUTHORIZATION stranger');
 $stranger->ask(q{SELECT pg_advisory_lock(hashtextextended('["u", "held up", ""]', 0))});
 is($client->ask("SELECT outcome FROM idem_lease('u', 'held up', wait => '0', lease => '1 min')"), 'claimed', "a stranger's lock holds no key up");
-is($stranger->ask(q{INSERT INTO idem__lease_locks VALUES ('\x01')}), 'ERROR:  42501', 'nor can he write the table');
-is($stranger->ask('SELECT * FROM idem__lease_locks'), 'ERROR:  42501', 'or read it');
+is($stranger->ask('SELECT * FROM idem__policies FOR UPDATE'), 'ERROR:  42501', 'nor can he lock the policies');
 $stranger->quit;
 
-# What the lock is needed for
+# Tokens grow, whatever a holder does in its transaction.
 my $holder = Client->new($node, 'owned');
 for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 {
@@ -230,25 +229,30 @@ for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
 		'claimed', "$level: ROLLBACK TO gives the key back");
 	$holder->ask('ROLLBACK');
 }
-# Leases of different keys do not conflict in serializable transactions: each reads only its
-# own row.
-$_->ask('BEGIN ISOLATION LEVEL SERIALIZABLE') for $holder, $client;
-$holder->ask("SELECT FROM idem_lease('u', 'a', lease => '1 min')");
-is($node->safe_psql('owned', q{SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE 'idem__lease_locks%'}),
-	'0', 'the lock is no read of a serializable transaction');
-$_->ask('COMMIT') for $holder, $client;
-is(as('owner', 'owned', 'SELECT count(*) FROM idem__lease_locks'), '0', 'no row of the locks is left');
-# The lock is chosen by a cryptographic hash: otherwise a client could make keys that share it.
-as('owner', 'owned', q{
-CREATE TABLE locked (was text);
-CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.locked VALUES (to_jsonb(NEW)::text); RETURN NEW; END';
-CREATE TRIGGER spy BEFORE INSERT ON idem__lease_locks FOR EACH ROW EXECUTE FUNCTION spy()});
-$client->ask("SELECT FROM idem_lease('u', 'hashed', lease => '1 min')");
-is( as('owner', 'owned', q{SELECT count(*) FROM locked
-WHERE was::jsonb = jsonb_build_object('key_sha256', sha256(convert_to('["u", "hashed", ""]', 'UTF8')))}),
-	'1', 'the lock of a lease is by the SHA-256 of the key');
-as('owner', 'owned', 'DROP FUNCTION spy CASCADE');
 $_->quit for $holder, $client;
+
+# ----- a change of a promise that has to wait holds no claim up -----
+
+for my $obstacle ("SELECT idem_claim('u', 'open')", "UPDATE idem_settings SET ttl = ttl + interval '1 day'", "INSERT INTO idem_scopes (scope) VALUES ('open')")
+{
+	my ($holder, $operator, $claimant) = map { Client->new($node, 'owned') } 1 .. 3;
+
+	$holder->ask('BEGIN');
+	$holder->ask($obstacle);
+	$operator->ask("SET ROLE owner; SET lock_timeout = '10min'");
+	$operator->send("INSERT INTO idem_scopes (scope, ttl, key_time) VALUES ('waits', '1 day', 'uuidv7')");
+	$node->poll_query_until('owned', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE query ~ '^INSERT INTO idem_scopes' AND state = 'active'})
+	  or die 'the change has ended';
+	is($claimant->ask("SELECT count(*) FROM generate_series(1, 20) AS i WHERE idem_claim('u', md5(random()::text))"), '20', "claims beside it: $obstacle");
+	is( $node->safe_psql('owned', q{SELECT count(*) FROM pg_stat_activity WHERE query ~ '^INSERT INTO idem_scopes' AND state = 'active'}),
+		'1', 'which still waits');
+	is($claimant->ask('SELECT idem_cleanup()'), '0', 'a cleaner does not wait for it');
+	$holder->ask('COMMIT');
+	is($operator->answer, '', 'it is made when the transaction before it has ended');
+	is($claimant->ask('SELECT idem_cleanup()'), '0', 'cleaned again');
+	$operator->ask("DELETE FROM idem_scopes; RESET ROLE");
+	$_->quit for $holder, $operator, $claimant;
+}
 
 # ----- trigger functions -----
 

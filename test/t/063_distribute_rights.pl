@@ -320,7 +320,7 @@ $node->safe_psql('postgres', 'CREATE DATABASE tenants OWNER owner');
 $node->safe_psql('tenants', $stand_ins);
 as('owner', 'tenants', 'CREATE SCHEMA requests');
 $node->safe_psql('tenants', "INSERT INTO pg_dist_schema VALUES ('requests'::regnamespace)");
-like((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[1], qr/ERROR:  schema requests is distributed\nHINT:  Install idem into another schema: SET citus/,
+like((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[1], qr/ERROR:  schema requests is distributed\nDETAIL: .*\nHINT:  Install idem into another schema: SET citus/,
 	'idem cannot be installed into a schema that Citus distributes');
 $node->safe_psql('tenants', 'DELETE FROM pg_dist_schema');
 is((load_file('owner', 'tenants', 'sql/idem-portable.sql'))[0], 0, 'into another one it can');
