@@ -43,8 +43,8 @@
  * - Claims are not counted: idem_stat_claims and idem_stat_reset() do not exist, and
  *	 idem_metrics has no sample of them.  The settings idem.ttl, idem.lease, idem.lease_max, idem.result_max_bytes,
  *	 idem.scopes and idem.cleanup_batch_size are columns of the table idem_settings.
- * - It is slower than the hand-written statement, by a factor of three to six.  Leases, claims in REPEATABLE READ and
- *	 SERIALIZABLE, and claims of scopes with key_time = uuidv7 are slower by an order of magnitude.
+ * - It is slower than the hand-written statement, by a factor of three to six.  Leases, and claims
+ *	 of scopes with key_time = uuidv7, are slower by an order of magnitude.
  *
  * How to read it.  Functions with two underscores are internal.  The protocol is
  * idem__claim_at_once(), the first look at a key, and idem__claim_key(), which goes on from there.
