@@ -168,9 +168,7 @@ async function install(file) {
 	is('a claim', await value(client, "SELECT idem_claim('u', 'r')"), true);
 	is('and its duplicate', await value(client, "SELECT idem_claim('u', 'r')"), false);
 	const before = await value(client, content);
-	const { code, message } = await failure(client.query(sql));
-	is('a second time it is refused', [code, message],
-		['42710', 'idem is installed in this database already, in schema requests']);
+	is('a second time it does nothing', (await failure(client.query(sql))).message, 'no error');
 	is('which changes no function', await value(client, content) === before, true);
 	is('and no claim', await value(client, "SELECT idem_claim('u', 'r')"), false);
 	await client.end();
