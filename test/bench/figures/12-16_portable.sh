@@ -92,7 +92,7 @@ measure_transactions()
 	sql postgres -c CHECKPOINT
 	for round in $(seq "$(size 1 5 9)"); do
 		for side in $(sides "$round" idem hand_written); do
-			transactions_a_second "$side" off "$seconds"
+			transactions_a_second "$side" off "$seconds" 7
 			record 16 'portable, TPC-B, commit off' "$side" "$rate"
 		done
 	done
