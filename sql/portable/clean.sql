@@ -13,6 +13,9 @@ CREATE TABLE @extschema@.idem__cleanup_batches (
 
 CREATE INDEX idem__cleanup_batches_finished_at_idx ON @extschema@.idem__cleanup_batches (finished_at);
 
+-- A publication of all tables refuses to delete rows of one that has no key.
+ALTER TABLE @extschema@.idem__cleanup_batches REPLICA IDENTITY FULL;
+
 COMMENT ON TABLE @extschema@.idem__cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
 COMMENT ON COLUMN @extschema@.idem__cleanup_batches.more IS 'it left expired claims behind';
 

@@ -86,7 +86,7 @@
  * - The owner of the schema and the owner of the database can drop idem.
  * - A trigger on one of our tables runs as our owner.  GRANT ALL ON ALL TABLES gives the
  *	 right to create one (TRIGGER).  Grant by idem_grant() instead.
- * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all(), idem_erase() and the triggers run with
- *	 the rights of their caller.  A superuser who does not trust the owner of idem must not
+ * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all(), idem_erase() and the triggers
+ *	 idem__scopes_guard() and idem__replace_settings() run with the rights of their caller.  A superuser who does not trust the owner of idem must not
  *	 call them, and must not write its tables.
  */

@@ -264,6 +264,8 @@ SET LOCAL client_min_messages = error;
 CREATE PUBLICATION all_tables FOR ALL TABLES;
 RESET client_min_messages;
 UPDATE idem_settings SET result_max_bytes = 1000;
+INSERT INTO idem__cleanup_batches SELECT now() - interval '8 days', 1, 0, 0, 0, false FROM generate_series(1, 1000);
+SELECT idem_cleanup();
 TABLE idem__policies;
 DELETE FROM idem_settings;
 TABLE idem__policies;
