@@ -85,7 +85,11 @@ BEGIN
 
 	-- Everybody who may create a schema can give it the name of a superuser, and the owner of the
 	-- database can set its search_path.  (CREATE EXTENSION does not tell whether it names a schema.)
-	IF owner <> installer AND installed_owner IS NULL AND current_setting('idem_install.unnamed', true) IS NOT DISTINCT FROM 'on' THEN
+	IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer) AND installed_owner NOT IN (installer, schema_owner) THEN
+		RAISE EXCEPTION 'idem in schema % belongs to role %, which does not own the schema', schema, owner::regrole
+			USING ERRCODE = 'insufficient_privilege', HINT = 'Upgrade it as that role; or have it dropped, if it only looks like idem.';
+	ELSIF owner <> installer AND (installed_owner IS NULL OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = installer))
+		AND current_setting('idem_install.unnamed', true) IS NOT DISTINCT FROM 'on' THEN
 		RAISE EXCEPTION 'schema % belongs to role %, and idem would, too', schema, owner::regrole
 			USING ERRCODE = 'insufficient_privilege',
 			DETAIL = 'A search_path leads there that was not set in this session, or that has "$user".',

@@ -248,7 +248,7 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	IF EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
+	IF NOT waits AND EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
 			WHERE r.scopes = n.scopes AND r.ttls IS NOT DISTINCT FROM n.ttls AND r.results_max = n.results_max) THEN
 		RETURN false;
 	ELSIF waits THEN
@@ -300,8 +300,12 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__policies_changed();
 ALTER TABLE @extschema@.idem_settings ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 
+-- An upgrade by another role reads nothing of its owner, who could have put code there: then the next
+-- cleaning makes the row.
 DO $block$
 BEGIN
-	PERFORM @extschema@.idem__renew_policies(true);
+	IF current_setting('idem_install.upgrades') = '' OR session_user = current_user THEN
+		PERFORM @extschema@.idem__renew_policies(true);
+	END IF;
 END
 $block$;
