@@ -31,9 +31,9 @@
  *
  * The lock of idem_scopes (ROW SHARE) orders claims with changes of a promise, see
  * idem__scopes_guard().  A claim has it from before it last reads its policy until its transaction
- * ends.  No claim waits for this lock (but for a moment) while it has a row, nor for more than a tenth of a second for a
- * row while it has this lock: otherwise two transactions could take the two in opposite order, and
- * deadlock.
+ * ends.  A look that takes it waits no more than a moment for it while it has a row, and no more than a
+ * tenth of a second for a row while it has this lock: otherwise two transactions could take the two in
+ * opposite order, and deadlock.
  *
  * A claim of a lease draws its token when it has the row, by its insert or by a lock.  The holder
  * before has drawn its own while it had the row.  So tokens grow from holder to holder, even if
@@ -62,17 +62,18 @@ $$;
  * another look has to bound its waits.  Raises ID001 if it is not one of the cases above,
  * lock_not_available if somebody is in the way for longer than lock_timeout.
  *
- * - The insert reads the policy, idem__policies, in the snapshot in which it decides.  The server takes the locks
- *	 of all tables of a statement before its snapshot.  A WITH query that nothing refers to is
- *	 never executed, but FOR KEY SHARE in it has the server take ROW SHARE on idem_scopes.  (LOCK
- *	 TABLE does the same, at several times the cost.)
- * - It has the time from a variable: for a volatile function in it, the planner would put the
+ * - The insert reads the policy, idem__policies, in the snapshot in which it decides.  The server
+ *	 takes the locks of all tables of a statement before its snapshot.  A WITH query that nothing
+ *	 refers to is never executed, but FOR KEY SHARE in it has the server take ROW SHARE on
+ *	 idem_scopes.  (LOCK TABLE does the same, at several times the cost.  That a claim has the lock is
+ *	 tested: locks_of_scopes in test/sql/portable.sql.)
+ * - The insert has the time from a variable: for a volatile function in it, the planner would put the
  *	 policy into a subquery of its own.  The ttl has a tenth of a second more.  An insert that took
  *	 longer is extended by that time: the ttl counts from the end of the wait.
  * - "completed" needs a row that the snapshot sees and whose xmax is 0.  Nobody had begun to
  *	 update, delete or lock it when we looked: so it was the latest version, and no removal was
- *	 under way.  The answer was true then, and needs no lock.  Of the two rows of a
- *	 key that the snapshot of a whole transaction can see, the dropped one has an xmax.
+ *	 under way.  The answer was true then, and needs no lock.  Of the two rows of a key that the
+ *	 snapshot of a whole transaction can see, the dropped one has an xmax.
  *
  * The public functions that claim have the SET clauses, since each function that has some costs.
  * lock_timeout: see above.  (While a table is being extended, the server looks at it late.  A much
@@ -326,7 +327,7 @@ BEGIN
 	LOOP
 		answer := NULL;
 		IF is_refused THEN
-			-- Perhaps the lock of the policies, which a look does not wait for.
+			-- Perhaps the lock of idem_scopes, which a look does not wait for.
 			is_refused := false;
 			BEGIN
 				ignored := @extschema@.idem__bound_lock_waits(deadline, slices);

@@ -214,12 +214,12 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 
 -- ----- all policies in one row -----
 
--- What a common claim and its result have to know of each scope: how long it is remembered, NULL if more
--- than that decides (key_time = uuidv7, a scope that is not declared, no settings), and how large a result
--- may be.  The first place, NULL in scopes, is of all other scopes.  They read this row instead of two
--- tables, which is a tenth of their cost.
--- It follows from these tables.  So an extension's dump leaves it out, and cleaning compares it, in case
--- somebody has disabled the triggers.
+-- Common claims, and settlements by idem__complete_at_once(), read this row instead of idem_settings and
+-- idem_scopes, which would be a tenth of their cost.  The arrays have a place for each row of idem_scopes, and
+-- the first place, NULL in scopes, for all other scopes.  The ttl is NULL where more than that decides about
+-- a new request: key_time = uuidv7, a scope that is not declared, no settings.
+-- The row follows from the two tables.  So an extension's dump leaves it out, and cleaning compares it, in
+-- case somebody has disabled the triggers.  Without it claims are slower, and right.
 CREATE TABLE @extschema@.idem__policies (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	scopes text[] COLLATE "C" NOT NULL,
@@ -240,30 +240,35 @@ AS $$
 		@extschema@.idem__policy(s.scope) AS p
 $$;
 
--- True: the row was another one, and has been corrected.  It is locked first: what is read after that lock
--- has the changes of all others.  Whoever has it has a lock of idem_scopes, too: so the guard waits in
--- its slices for it, and not for the row.  waits: for a transaction that has locked it.
+-- Makes the row as it has to be.  True: it was there, and was another one.
+-- waits: for others who change it; otherwise nothing is done while somebody does, or if it is right.
+-- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row
+-- has locked idem_scopes: so the guard waits in its slices, and not for the row.
 CREATE FUNCTION @extschema@.idem__renew_policies(waits boolean)
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	IF NOT waits AND EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
-			WHERE r.scopes = n.scopes AND r.ttls IS NOT DISTINCT FROM n.ttls AND r.results_max = n.results_max) THEN
-		RETURN false;
-	ELSIF waits THEN
+	IF waits THEN
 		LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
 		PERFORM FROM @extschema@.idem__policies FOR UPDATE;
+	ELSIF EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
+			WHERE (r.scopes, r.ttls, r.results_max) IS NOT DISTINCT FROM (n.scopes, n.ttls, n.results_max)) THEN
+		RETURN false;
 	ELSE
-		PERFORM FROM @extschema@.idem__policies FOR UPDATE SKIP LOCKED;
-		IF NOT FOUND AND EXISTS (SELECT FROM @extschema@.idem__policies) THEN
+		BEGIN
+			LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE NOWAIT;
+			PERFORM FROM @extschema@.idem__policies FOR UPDATE NOWAIT;
+		EXCEPTION WHEN lock_not_available THEN
 			RETURN false;
-		END IF;
+		END;
 	END IF;
 	UPDATE @extschema@.idem__policies AS r SET scopes = n.scopes, ttls = n.ttls, results_max = n.results_max
 	FROM @extschema@.idem__policies_now() AS n;
 	IF NOT FOUND THEN
-		INSERT INTO @extschema@.idem__policies (scopes, ttls, results_max) SELECT n.* FROM @extschema@.idem__policies_now() AS n;
+		INSERT INTO @extschema@.idem__policies (scopes, ttls, results_max) SELECT n.* FROM @extschema@.idem__policies_now() AS n
+		ON CONFLICT (only_row) DO NOTHING;
+		RETURN false;
 	END IF;
 	RETURN true;
 END
@@ -277,7 +282,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF TG_OP = 'INSERT' AND TG_TABLE_NAME = 'idem__policies' THEN
-		-- Of a dump that has only rows: this row is right.
+		-- By a dump of rows only, which goes on to fill the two tables: the row that is there stays.
 		RETURN CASE WHEN EXISTS (SELECT FROM @extschema@.idem__policies) THEN NULL ELSE NEW END;
 	END IF;
 	PERFORM @extschema@.idem__renew_policies(true);
@@ -300,11 +305,11 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__policies_changed();
 ALTER TABLE @extschema@.idem_settings ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 
--- An upgrade by another role reads nothing of its owner, who could have put code there: then the next
--- cleaning makes the row.
+-- An upgrade reads no table, since its owner may have put code there that would run for whoever upgrades:
+-- then the next cleaning, or change of a policy, makes the row.
 DO $block$
 BEGIN
-	IF current_setting('idem_install.upgrades') = '' OR session_user = current_user THEN
+	IF current_setting('idem_install.upgrades') = '' THEN
 		PERFORM @extschema@.idem__renew_policies(true);
 	END IF;
 END

@@ -40,7 +40,7 @@ BEGIN
 				END IF;
 			END IF;
 
-			-- Wait as a claim does, see idem__claim_key(): try to insert the key.  The insert
+			-- Wait as a claim does, see idem__look(): try to insert the key.  The insert
 			-- is rolled back.
 			inserting := true;
 			INSERT INTO @extschema@.idem_claims (expires_at, state, request_id, user_id, scope)

@@ -67,7 +67,7 @@ COMMENT ON COLUMN @extschema@.idem_stat_scopes.claims IS 'claims in the table, a
 -- ----- metrics -----
 
 -- What is known without counting claims: all claims would have to update one counter.  The
--- names are those of the C edition.  No sample is a scan: the oldest claim is found by its index, and of
+-- names are those of the C edition.  No sample reads all claims: the oldest one is found by its index, and of
 -- the expired ones at most 10,000 are looked at.
 CREATE VIEW @extschema@.idem_metrics AS
 	SELECT m.name, jsonb_strip_nulls(jsonb_build_object('database', current_database(), 'le', m.le, 'scope', m.scope)) AS labels,

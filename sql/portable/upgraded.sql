@@ -31,6 +31,8 @@ BEGIN
 		SELECT DISTINCT a.grantee::regrole AS role, s.privileges
 		FROM pg_proc AS p, aclexplode(p.proacl) AS a, (VALUES ('app'), ('operator')) AS s (privileges)
 		WHERE p.pronamespace = schema AND p.proname ^@ 'idem_' AND p.proowner = me AND a.grantee NOT IN (0, me)
+			-- not who has been locked out since
+			AND has_schema_privilege(a.grantee, schema, 'USAGE')
 	LOOP
 		BEGIN
 			EXECUTE rights_of_others INTO before USING schema, others;

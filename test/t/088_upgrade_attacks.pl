@@ -69,6 +69,86 @@ sub evil
 	return "LANGUAGE plpgsql AS \$\$ BEGIN RESET ROLE; IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN ALTER ROLE $role SUPERUSER; END IF; $body END \$\$";
 }
 
+# ----- what the owner of idem has put into its tables runs for nobody -----
+
+# Each makes code of that role run where the tables are read or written.
+my %trap = (
+	policy => sub {
+		my ($schema) = @_;
+		return "ALTER TABLE $schema.idem_settings ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+			CREATE POLICY p ON $schema.idem_settings USING ($schema.evil('policy') IS NOT NULL);";
+	},
+	cast => sub {
+		my ($schema) = @_;
+		return "CREATE TYPE $schema.mine AS (a text);
+			CREATE FUNCTION $schema.evil(x $schema.mine) RETURNS interval LANGUAGE sql AS \$\$ SELECT $schema.evil('cast') \$\$;
+			CREATE CAST ($schema.mine AS interval) WITH FUNCTION $schema.evil($schema.mine) AS IMPLICIT;
+			DROP VIEW IF EXISTS $schema.none; ALTER TABLE $schema.idem_settings DROP COLUMN ttl CASCADE;
+			ALTER TABLE $schema.idem_settings ADD COLUMN ttl $schema.mine;";
+	},
+	trigger => sub {
+		my ($schema) = @_;
+		return "CREATE FUNCTION $schema.fire() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM $schema.evil('trigger'); RETURN NEW; END \$\$;
+			CREATE TRIGGER fire BEFORE INSERT OR UPDATE ON $schema.idem__policies FOR EACH ROW EXECUTE FUNCTION $schema.fire();";
+	},
+	check => sub {
+		my ($schema) = @_;
+		return "ALTER TABLE $schema.idem__policies ADD CHECK ($schema.evil('check') IS NOT NULL) NOT VALID;";
+	});
+
+sub set_trap
+{
+	my ($name, $role, $database, $schema) = @_;
+	my ($shapes) = $version =~ /(\+\d+)/;
+	# An earlier version, whose internal objects are the same ones: they are replaced, and not dropped
+	my $earlier = $name =~ /^(?:trigger|check)$/ ? "1.0.0$shapes.1" : '0.9';
+
+	as($role, $database, qq{
+		CREATE FUNCTION $schema.evil(x text) RETURNS interval } . evil($role, "RAISE WARNING 'evil ran: %', x; RETURN interval '1 day';") . qq{;
+		CREATE OR REPLACE FUNCTION $schema.idem_version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS \$\$ SELECT '$earlier'::text \$\$;
+		UPDATE $schema.idem__policies SET ttls = ARRAY[interval '1 s'];
+		} . $trap{$name}->($schema));
+	return;
+}
+
+for my $name (sort keys %trap)
+{
+	for my $how ('', '; SET SESSION AUTHORIZATION owner')
+	{
+		my $database = new_database('trap_' . $name . ($how ? '_as_owner' : ''));
+
+		set_trap($name, 'owner', $database, 'requests');
+		my $err = run_file($now, $superuser, $database, "requests$how");
+		like($err, qr/^NOTICE:  idem was upgraded from/m, "$database: upgraded by a superuser");
+		unlike($err, qr/evil ran/, "$database: nothing of its owner ran");
+		is(superusers(), '', "$database: nobody became superuser");
+	}
+}
+
+# Looks like idem, and was made by a role that may create objects
+for my $forged ([ 'named', qq{"$superuser"}, '"$user", public' ], [ 'public', 'public', 'public' ])
+{
+	my ($name, $schema, $path) = @$forged;
+	my $database = "forged_$name";
+
+	$node->safe_psql('postgres', "CREATE DATABASE $database");
+	$node->safe_psql($database, 'GRANT CREATE ON DATABASE ' . $database . ' TO attacker; GRANT CREATE ON SCHEMA public TO attacker');
+	as('attacker', $database, "CREATE SCHEMA $schema") unless $schema eq 'public';
+	run_file($now, 'attacker', $database, $schema);
+	set_trap('policy', 'attacker', $database, $schema);
+	my $err = run_file($now, $superuser, $database, $path);
+	like($err, qr/^ERROR:  (?:idem in )?schema \S+ belongs to role attacker, /m, "$database: refused");
+	unlike($err, qr/evil ran/, "$database: nothing of the attacker ran");
+	is(superusers(), '', "$database: he is no superuser");
+}
+
+# ----- a role that was locked out stays so -----
+
+new_database('locked_out');
+as('owner', 'locked_out', q{SELECT requests.idem_grant('app', 'app'); REVOKE USAGE ON SCHEMA requests FROM app, PUBLIC});
+run_file($later, 'owner', 'locked_out');
+is($node->safe_psql('locked_out', q{SELECT has_schema_privilege('app', 'requests', 'USAGE')}), 'f', 'an upgrade does not give USAGE back');
+
 # ----- a schema that was not named -----
 
 $node->safe_psql('postgres', 'CREATE DATABASE handed OWNER owner');
