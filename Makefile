@@ -155,7 +155,7 @@ VERSION := $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' META.json)
 # A version of the portable edition has two checksums, 1.0.0+12.34: that of its internal objects without the bodies of
 # functions, and that of everything. sql/portable/upgrade.sql compares them.
 CKSUM = cksum | cut -d' ' -f1
-SHAPES = sed -n '/^CREATE .*idem__/,/^\(LANGUAGE\|)\)/p'
+SHAPES = awk '/^CREATE .*idem__/ { shape = 1 } shape { ends = /AS \$$|^\)|;$$/; sub(/(^| )AS \$$.*/, ""); print } ends { shape = ends = 0 }'
 BUILD = $(VERSION)+$(shell $(SHAPES) $(PORTABLE_PARTS) | $(CKSUM)).$(shell \
 	cat $(PORTABLE_CHECKS) $(PORTABLE_PARTS) sql/portable/plain.in | $(CKSUM))
 FOR_PORTABLE = sed -e "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g" -e 's/@version@/$(BUILD)/g'

@@ -20,5 +20,4 @@ BEGIN
 			WHERE p.pronamespace = schema AND p.proname ^@ 'idem_')::text, true),
 		set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
 		set_config('default_tablespace', '', true);
-END
-$block$;
+END $block$;

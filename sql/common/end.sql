@@ -5,5 +5,4 @@ DO $block$
 BEGIN
 	PERFORM set_config('default_tablespace', t.spcname, true) FROM pg_tablespace AS t
 	WHERE t.spcname = current_setting('idem_install.tablespace');
-END
-$block$;
+END $block$;

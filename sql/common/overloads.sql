@@ -48,5 +48,4 @@ BEGIN
 				format('%s(user_id text, request_id text, ...) for ids of other types', original.proname));
 		END LOOP;
 	END LOOP;
-END
-$block$;
+END $block$;

@@ -6,10 +6,8 @@
 -- Raises an error if the procedure may not commit.  It has tried to, in a block with EXCEPTION:
 -- there COMMIT always fails, and only the message, which is in the session's language, says why.
 -- Here it fails because a function never may.
-CREATE FUNCTION @extschema@.idem__require_commit(command text, refusal text, advice text)
-RETURNS void
-LANGUAGE plpgsql
-AS $function$
+CREATE FUNCTION @extschema@.idem__require_commit(command text, refusal text, advice text) RETURNS void
+LANGUAGE plpgsql AS $function$
 BEGIN
 	COMMIT;
 EXCEPTION WHEN invalid_transaction_termination THEN
@@ -17,13 +15,10 @@ EXCEPTION WHEN invalid_transaction_termination THEN
 		RAISE EXCEPTION '% cannot run inside a transaction block', command USING ERRCODE = 'active_sql_transaction',
 			HINT = pg_catalog.format('Call it without BEGIN, and not from a function or a block with EXCEPTION%s.', advice);
 	END IF;
-END
-$function$;
+END $function$;
 
 -- The keys are listed when the call begins.  A request that is claimed later is not among them.
-CREATE PROCEDURE @extschema@.idem_erase(user_id text, scope text DEFAULT NULL)
-LANGUAGE plpgsql
-AS $procedure$
+CREATE PROCEDURE @extschema@.idem_erase(user_id text, scope text DEFAULT NULL) LANGUAGE plpgsql AS $procedure$
 DECLARE
 	schema constant pg_catalog.regnamespace := @schema@;
 	found pg_catalog.record;
@@ -61,14 +56,11 @@ BEGIN
 		RAISE WARNING 'requests in progress, which keep their progress: %', in_progress
 			USING HINT = 'Call idem_erase() again when they are settled. idem_unsettled lists them.';
 	END IF;
-END
-$procedure$;
+END $procedure$;
 
 -- expired_before is the time of the call: otherwise it would not end while claims expire.
 -- start is the low-water mark, which spares each batch the dead entries of the ones before.
-CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size int4 DEFAULT NULL)
-LANGUAGE plpgsql
-AS $procedure$
+CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size int4 DEFAULT NULL) LANGUAGE plpgsql AS $procedure$
 DECLARE
 	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
@@ -85,5 +77,4 @@ BEGIN
 		EXECUTE step INTO more, start USING batch_size, start, expired_before;
 		COMMIT;
 	END LOOP;
-END
-$procedure$;
+END $procedure$;

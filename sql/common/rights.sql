@@ -2,11 +2,8 @@
 
 -- Runs with the caller's rights.  The owner of idem and a superuser may grant all that is granted
 -- here.  Some of the names exist in one edition only.
-CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $function$
+CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
 	app constant text[] := ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
@@ -75,20 +72,13 @@ BEGIN
 				USING HINT = 'Run idem_revoke() as the role that granted them.';
 		END IF;
 	END IF;
-END
-$function$;
+END $function$;
 
-CREATE FUNCTION @extschema@.idem_grant(role regrole, privileges text)
-RETURNS void
-LANGUAGE sql VOLATILE
-BEGIN ATOMIC
+CREATE FUNCTION @extschema@.idem_grant(role regrole, privileges text) RETURNS void LANGUAGE sql BEGIN ATOMIC
 	SELECT @extschema@.idem__change_rights(role, privileges, 'GRANT %s TO %s'::text);
 END;
 
-CREATE FUNCTION @extschema@.idem_revoke(role regrole, privileges text)
-RETURNS void
-LANGUAGE sql VOLATILE
-BEGIN ATOMIC
+CREATE FUNCTION @extschema@.idem_revoke(role regrole, privileges text) RETURNS void LANGUAGE sql BEGIN ATOMIC
 	SELECT @extschema@.idem__change_rights(role, privileges, 'REVOKE %s FROM %s'::text);
 END;
 
@@ -146,5 +136,4 @@ BEGIN
 	LOOP
 		PERFORM pg_extension_config_dump(object.oid, '');
 	END LOOP;
-END
-$block$;
+END $block$;

@@ -1,9 +1,6 @@
 -- ----- version -----
 
-CREATE FUNCTION @extschema@.idem_version()
-RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-AS $$ SELECT '@version@'::text $$;
+CREATE FUNCTION @extschema@.idem_version() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$ SELECT '@version@'::text $$;
 
 COMMENT ON FUNCTION @extschema@.idem_version() IS 'version of idem that is installed';

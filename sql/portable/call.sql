@@ -4,12 +4,8 @@
 -- unless the function that ran has done so; makes idem_outcome() and idem_result() speak of
 -- this call again; and returns what is stored.  It does so only for a request that this
 -- transaction has claimed.
-CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text)
-RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text) RETURNS jsonb
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	is_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key));
@@ -34,8 +30,7 @@ BEGIN
 		PERFORM @extschema@.idem__note(E'=\t' || @extschema@.idem__held_text(key));
 	END IF;
 	RETURN stored.result;
-END
-$$;
+END $$;
 
 COMMENT ON FUNCTION @extschema@.idem__call_settle(text, text, jsonb, text) IS
 'for idem_call(): settles the request after the run, and returns what is stored';
@@ -53,10 +48,8 @@ COMMENT ON FUNCTION @extschema@.idem__call_settle(text, text, jsonb, text) IS
 -- f(a int) beside f(a int, b text DEFAULT 'x'), SQL raises "not unique".
 CREATE FUNCTION @extschema@.idem_call(
 	user_id text, request_id text, function text,
-	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL)
-RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-AS $$
+	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql COST 10000 AS $$
 DECLARE
 	-- looked up by the caller's search_path, at each execution
 	routine constant pg_catalog.regprocedure := function::pg_catalog.regprocedure;
@@ -206,5 +199,4 @@ BEGIN
 		EXECUTE pg_catalog.concat('SELECT pg_catalog.to_jsonb(', run, ')', source) INTO result USING arguments;
 	END IF;
 	RETURN @extschema@.idem__call_settle(user_id, request_id, result, scope);
-END
-$$;
+END $$;

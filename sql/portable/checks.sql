@@ -8,8 +8,7 @@ BEGIN
 		RAISE EXCEPTION 'the name of the schema contains a quote, a dollar sign or a backslash'
 			USING ERRCODE = 'invalid_schema_name', HINT = 'Name another one.';
 	END IF;
-END
-$block$;
+END $block$;
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $block$
@@ -110,5 +109,4 @@ BEGIN
 				USING ERRCODE = 'insufficient_privilege', DETAIL = SQLERRM, HINT = 'Install it as that role.';
 		END;
 	END IF;
-END
-$block$;
+END $block$;

@@ -44,7 +44,7 @@
 -- own time if that is later, and not before the lease ends.
 CREATE FUNCTION @extschema@.idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
 RETURNS timestamptz
-LANGUAGE sql VOLATILE
+LANGUAGE sql
 AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
 
 -- Whether a key of that time that has no row may have been executed and forgotten.  A claim
@@ -52,8 +52,7 @@ AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(),
 -- from before guarded_since may have been made under another policy.
 CREATE FUNCTION @extschema@.idem__may_be_forgotten(key_time timestamptz, policy @extschema@.idem__scope_policy)
 RETURNS boolean
-LANGUAGE sql VOLATILE
-AS $$
+LANGUAGE sql AS $$
 	SELECT coalesce(key_time <= clock_timestamp() - policy.ttl OR key_time <= policy.guarded_since, false)
 $$;
 
@@ -87,8 +86,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__claim_at_once(
 	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
 	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	previous text COLLATE "C";	-- note; see idem__note()
@@ -136,15 +134,12 @@ BEGIN
 	IF previous ^@ '+' THEN
 		ignored := @extschema@.idem__keep(split_part(previous, E'\t', 2));
 	END IF;
-END
-$$;
+END $$;
 
 -- The policy of a scope.  Raises ID400 if no request can be claimed in it, 40001 if the snapshot is
 -- older than the settings.
-CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text)
-RETURNS @extschema@.idem__scope_policy
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text) RETURNS @extschema@.idem__scope_policy
+LANGUAGE plpgsql AS $$
 DECLARE
 	policy constant @extschema@.idem__scope_policy := (SELECT p FROM @extschema@.idem__policy(of_scope) AS p);
 BEGIN
@@ -155,8 +150,7 @@ BEGIN
 		PERFORM @extschema@.idem__raise_undeclared(of_scope);
 	END IF;
 	RETURN policy;
-END
-$$;
+END $$;
 
 -- Decisions 3 to 8, by the row of the key.  "claimed": the claim can take its place, and this
 -- transaction has locked it; with the expires_at and progress of the row if it is of this same
@@ -164,8 +158,7 @@ $$;
 CREATE FUNCTION @extschema@.idem__decide(
 	key @extschema@.idem__key, fingerprint bytea, tells_progress boolean, policy @extschema@.idem__scope_policy, key_time timestamptz)
 RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	seen record;
 	is_live boolean;
@@ -219,13 +212,10 @@ BEGIN
 		END IF;
 	END IF;
 	RETURN answer;
-END
-$$;
+END $$;
 
 -- The next token, for a lease whose row this transaction has.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__draw_token(key @extschema@.idem__key)
-RETURNS int8
-LANGUAGE sql VOLATILE
+CREATE FUNCTION @extschema@.idem__draw_token(key @extschema@.idem__key) RETURNS int8 LANGUAGE sql
 AS $$ SELECT nextval('@extschema@.idem_token_seq') $$;
 
 -- Looks at the key, and claims it if it can.  The row is written twice if it is inserted for a
@@ -233,8 +223,7 @@ AS $$ SELECT nextval('@extschema@.idem_token_seq') $$;
 CREATE FUNCTION @extschema@.idem__look(
 	key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, tells_progress boolean)
 RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
@@ -303,8 +292,7 @@ BEGIN
 	END IF;
 	PERFORM @extschema@.idem__note(E'+\t' || @extschema@.idem__held_text(key));
 	RETURN answer;
-END
-$$;
+END $$;
 
 -- Claims a key, as described above.  lease: NULL for a transactional claim.  tells_progress: the
 -- call returns the progress of the holder whose lapsed lease it takes over.  strict: raise ID400
@@ -385,8 +373,7 @@ BEGIN
 		END;
 	END IF;
 	RETURN answer;
-END
-$$;
+END $$;
 
 /*
  * Claims a batch by one statement, if all its keys are valid, different and new, and nobody is in
@@ -404,10 +391,7 @@ $$;
  * (Replaced by sql/idem-citus.sql.)
  */
 CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[],
-	wait_until timestamptz)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+	wait_until timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	keys constant int4 := cardinality(user_ids);
 	held text[];
@@ -442,16 +426,13 @@ BEGIN
 EXCEPTION
 	WHEN lock_not_available OR SQLSTATE 'ID001' THEN
 		RETURN NULL;
-END
-$$;
+END $$;
 
 -- ----- claiming -----
 
 -- idem_call() claims by idem_claim(), which knows it by its fingerprint: errors of that call.
-CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
 	IF outcome = 'mismatch' THEN
 		-- The caller has passed no fingerprint: say what differs.
@@ -462,17 +443,13 @@ BEGIN
 		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
 			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
 	END IF;
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_claim(
 	user_id text, request_id text, scope text DEFAULT '',
-	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $$
+	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	deadline timestamptz;
@@ -498,18 +475,15 @@ BEGIN
 		END IF;
 	END IF;
 	RETURN outcome = 'claimed';
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_try_claim(
 	user_id text, request_id text, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome, OUT result jsonb, OUT progress jsonb,
 	OUT expires_at timestamptz, OUT lease_until timestamptz)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	deadline timestamptz;
@@ -530,18 +504,15 @@ BEGIN
 	progress := answer.progress;
 	expires_at := answer.expires_at;
 	lease_until := answer.lease_until;
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_lease(
 	user_id text, request_id text, lease interval, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL,
 	OUT outcome @extschema@.idem_outcome, OUT result jsonb, INOUT progress jsonb DEFAULT NULL,
 	OUT expires_at timestamptz, OUT lease_until timestamptz, OUT token int8)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
@@ -560,15 +531,13 @@ BEGIN
 	expires_at := answer.expires_at;
 	lease_until := answer.lease_until;
 	token := answer.token;
-END
-$$;
+END $$;
 
 -- Claims one element of a batch.  A malformed element is answered with invalid, and the
 -- others are claimed.
 CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
 RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	answer @extschema@.idem__answer;
 BEGIN
@@ -588,8 +557,7 @@ BEGIN
 			fingerprint, deadline, NULL::interval, NULL::jsonb, false, false);
 	END IF;
 	RETURN answer;
-END
-$$;
+END $$;
 
 -- Claims in the order of the keys, whatever the order of the arrays.  So batches that come
 -- first in their transactions never deadlock with each other.
@@ -597,10 +565,8 @@ CREATE FUNCTION @extschema@.idem_claim_many(
 	user_ids text[], request_ids text[], scope text DEFAULT '',
 	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS TABLE (ordinal int4, outcome @extschema@.idem_outcome, result jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	deadline constant timestamptz := @extschema@.idem__deadline(wait);
 	wait_until constant timestamptz := deadline - interval '100 milliseconds';		-- see idem__claim_all_at_once()
@@ -667,5 +633,4 @@ BEGIN
 		first := last + 1;
 	END LOOP;
 	RETURN QUERY SELECT t.n, t.outcome, t.result FROM unnest(sorted.ordinals, outcomes, results) AS t (n, outcome, result) ORDER BY t.n;
-END
-$$;
+END $$;

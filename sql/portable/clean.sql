@@ -19,10 +19,8 @@ ALTER TABLE @extschema@.idem__cleanup_batches REPLICA IDENTITY FULL;
 COMMENT ON TABLE @extschema@.idem__cleanup_batches IS 'ledger of the batches that removed expired claims, for idem_stat_cleanup';
 COMMENT ON COLUMN @extschema@.idem__cleanup_batches.more IS 'it left expired claims behind';
 
-CREATE FUNCTION @extschema@.idem__note_batch(begun timestamptz, rows_deleted int8, more boolean)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__note_batch(begun timestamptz, rows_deleted int8, more boolean) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
 	seconds constant float8 := date_part('epoch', clock_timestamp() - begun);
 BEGIN
@@ -43,16 +41,13 @@ EXCEPTION WHEN disk_full THEN
 	-- Removing claims needs no space, and makes some.
 	RAISE WARNING 'the disk is full: idem_stat_cleanup does not count a batch that removed % expired claims', rows_deleted
 		USING ERRCODE = 'disk_full';
-END
-$$;
+END $$;
 
 -- Deletes one batch: the oldest claims first, from the low-water mark start, for about a
 -- second.  It skips rows that others have locked, and keeps a claim under a live lease or
 -- one that lapsed = unknown keeps.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__clean(rows_max int8, start timestamptz, cutoff timestamptz,
-	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
-LANGUAGE plpgsql
-AS $$
+	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz) LANGUAGE plpgsql AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	chunk_max int8;
@@ -85,18 +80,14 @@ BEGIN
 	IF NOT more THEN
 		next_start := greatest(start, cutoff);
 	END IF;
-END
-$$;
+END $$;
 
 -- One batch of idem_cleanup_all().  A caller can pass any cutoff.  One in the future would
 -- remove claims before they expire, so it counts as now.
 CREATE FUNCTION @extschema@.idem__cleanup_step(
 	batch_size int4, start timestamptz, expired_before timestamptz,
 	OUT rows_deleted int8, OUT more boolean, OUT next_start timestamptz)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	rows_max constant int8 := coalesce(batch_size, (SELECT d.cleanup_batch_size FROM @extschema@.idem_settings AS d), 50000);
@@ -110,16 +101,10 @@ BEGIN
 	SELECT b.* INTO rows_deleted, more, next_start
 	FROM @extschema@.idem__clean(rows_max, coalesce(start, '-infinity'::timestamptz), cutoff) AS b;
 	PERFORM @extschema@.idem__note_batch(begun, rows_deleted, more);
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL)
-RETURNS int8
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_cleanup(batch_size int4 DEFAULT NULL) RETURNS int8
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	RETURN (@extschema@.idem__cleanup_step(batch_size, NULL::timestamptz, NULL::timestamptz)).rows_deleted;
-END
-$$;
+END $$;

@@ -1,11 +1,7 @@
 -- ----- forgetting -----
 
-CREATE FUNCTION @extschema@.idem_forget(user_id text, request_id text, scope text DEFAULT '')
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_forget(user_id text, request_id text, scope text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	was @extschema@.idem__claim;
@@ -20,17 +16,12 @@ BEGIN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
 	RETURN true;
-END
-$$;
+END $$;
 
 -- True: the result and progress of a settled request are NULL now, or there was none.  False: the
 -- request is in progress.
-CREATE FUNCTION @extschema@.idem__erase(user_id text, request_id text, scope text)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__erase(user_id text, request_id text, scope text) RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	was @extschema@.idem__claim;
@@ -45,5 +36,4 @@ BEGIN
 		PERFORM @extschema@.idem__store(key, was);
 	END IF;
 	RETURN true;
-END
-$$;
+END $$;

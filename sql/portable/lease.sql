@@ -2,12 +2,8 @@
 
 CREATE FUNCTION @extschema@.idem_extend(
 	user_id text, request_id text, token int8,
-	lease interval DEFAULT NULL, progress jsonb DEFAULT NULL, scope text DEFAULT '')
-RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+	lease interval DEFAULT NULL, progress jsonb DEFAULT NULL, scope text DEFAULT '') RETURNS timestamptz
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	length constant interval := @extschema@.idem__check_lease(lease);
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
@@ -30,16 +26,12 @@ BEGIN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
 	RETURN was.lease_until;
-END
-$$;
+END $$;
 
 -- Drops the progress too: the holder has undone what it stands for.
 CREATE FUNCTION @extschema@.idem_release(user_id text, request_id text, token int8, scope text DEFAULT '')
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
@@ -50,28 +42,20 @@ BEGIN
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token));
 	PERFORM @extschema@.idem__drop(key), @extschema@.idem__commit_synchronously();
 	RETURN true;
-END
-$$;
+END $$;
 
 -- True: the lock of the lease's row is the fence.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__keep_fence(key @extschema@.idem__key, token int8)
-RETURNS boolean
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT true $$;
+CREATE FUNCTION @extschema@.idem__keep_fence(key @extschema@.idem__key, token int8) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 
 -- The lock of the row is the fence: nobody can take the lease over until this transaction
 -- ends.
-CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '')
-RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_fence(user_id text, request_id text, token int8, scope text DEFAULT '') RETURNS void
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	PERFORM @extschema@.idem__require_token(token), @extschema@.idem__require_writable('idem_fence()');
 	PERFORM @extschema@.idem__require_unsettled(key, @extschema@.idem__lock_lease(key, token)),
 		@extschema@.idem__keep_fence(key, token);
-END
-$$;
+END $$;

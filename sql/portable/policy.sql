@@ -27,11 +27,8 @@ COMMENT ON COLUMN @extschema@.idem_settings.result_max_bytes IS 'largest result 
 COMMENT ON COLUMN @extschema@.idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
 COMMENT ON COLUMN @extschema@.idem_settings.scopes IS 'any: a request can be claimed in every scope; declared: only in one that has a row in idem_scopes';
 
-CREATE FUNCTION @extschema@.idem__replace_settings()
-RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__replace_settings() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	bad text := CASE
 		WHEN NEW.ttl < '1 second' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
@@ -56,8 +53,7 @@ BEGIN
 		DELETE FROM @extschema@.idem_settings;
 	END IF;
 	RETURN NEW;
-END
-$$;
+END $$;
 
 CREATE TRIGGER idem__settings_replace
 BEFORE INSERT OR UPDATE ON @extschema@.idem_settings
@@ -67,9 +63,7 @@ INSERT INTO @extschema@.idem_settings DEFAULT VALUES;
 
 -- Turns days into 24 hours each.  Added as a day, an interval would have 23 or 25 hours
 -- where the clock changes.
-CREATE FUNCTION @extschema@.idem__without_days(length interval)
-RETURNS interval
-LANGUAGE sql IMMUTABLE
+CREATE FUNCTION @extschema@.idem__without_days(length interval) RETURNS interval LANGUAGE sql IMMUTABLE
 AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 
 -- What the settings, or the row of a scope, say of its policy.
@@ -89,8 +83,7 @@ CREATE TYPE @extschema@.idem__scope_policy AS (
 -- The policy that follows from the settings and the row of a scope; either can be NULL.
 CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
 RETURNS SETOF @extschema@.idem__scope_policy
-LANGUAGE sql STABLE ROWS 1
-AS $$
+LANGUAGE sql STABLE ROWS 1 AS $$
 	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 day')),
 		@extschema@.idem__without_days(coalesce((p).lease, (d).lease, '30 seconds')),
 		@extschema@.idem__without_days(coalesce((p).lease_max, (d).lease_max, '1 day')),
@@ -105,10 +98,8 @@ AS $$
 $$;
 
 -- The policy of a scope.
-CREATE FUNCTION @extschema@.idem__policy(of_scope text)
-RETURNS SETOF @extschema@.idem__scope_policy
-LANGUAGE sql STABLE ROWS 1
-AS $$
+CREATE FUNCTION @extschema@.idem__policy(of_scope text) RETURNS SETOF @extschema@.idem__scope_policy
+LANGUAGE sql STABLE ROWS 1 AS $$
 	SELECT f.*
 	FROM (SELECT) AS always
 		LEFT JOIN @extschema@.idem_settings AS d ON true
@@ -138,11 +129,8 @@ $$;
 --
 -- The trigger runs with the rights of the role that changes the row, so it calls none of
 -- our functions.
-CREATE FUNCTION @extschema@.idem__scopes_guard()
-RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__scopes_guard() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	bad constant text := CASE
 		WHEN NEW.ttl <= '0' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
@@ -202,8 +190,7 @@ BEGIN
 		NEW.guarded_since := clock_timestamp() + interval '1 minute';
 	END IF;
 	RETURN NEW;
-END
-$$;
+END $$;
 
 COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
 
@@ -231,8 +218,7 @@ COMMENT ON TABLE @extschema@.idem__policies IS 'one row, made of idem_settings a
 
 -- What the row has to be
 CREATE FUNCTION @extschema@.idem__policies_now(OUT scopes text[], OUT ttls interval[], OUT results_max int4[])
-LANGUAGE sql STABLE
-AS $$
+LANGUAGE sql STABLE AS $$
 	SELECT array_agg(s.scope ORDER BY s.scope NULLS FIRST),
 		array_agg(CASE WHEN p.has_settings AND NOT p.undeclared AND NOT p.uuidv7 THEN p.ttl END ORDER BY s.scope NULLS FIRST),
 		array_agg(p.result_max_bytes ORDER BY s.scope NULLS FIRST)
@@ -244,10 +230,7 @@ $$;
 -- waits: for others who change it; otherwise nothing is done while somebody does, or if it is right.
 -- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row
 -- has locked idem_scopes: so the guard waits in its slices, and not for the row.
-CREATE FUNCTION @extschema@.idem__renew_policies(waits boolean)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__renew_policies(waits boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
 	IF waits THEN
 		LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
@@ -271,15 +254,10 @@ BEGIN
 		RETURN false;
 	END IF;
 	RETURN true;
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem__policies_changed()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__policies_changed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF TG_OP = 'INSERT' AND TG_TABLE_NAME = 'idem__policies' THEN
 		-- By a dump of rows only, which goes on to fill the two tables: the row that is there stays.
@@ -287,8 +265,7 @@ BEGIN
 	END IF;
 	PERFORM @extschema@.idem__renew_policies(true);
 	RETURN NULL;
-END
-$$;
+END $$;
 
 CREATE TRIGGER idem__policies_insert BEFORE INSERT ON @extschema@.idem__policies
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__policies_changed();
@@ -312,5 +289,4 @@ BEGIN
 	IF current_setting('idem_install.upgrades') = '' THEN
 		PERFORM @extschema@.idem__renew_policies(true);
 	END IF;
-END
-$block$;
+END $block$;

@@ -1,33 +1,21 @@
 -- ----- reading -----
 
-CREATE FUNCTION @extschema@.idem_result()
-RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_result() RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	RETURN (@extschema@.idem__latest('idem_result()')).result;
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem_outcome()
-RETURNS @extschema@.idem_outcome
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_outcome() RETURNS @extschema@.idem_outcome
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	RETURN (@extschema@.idem__latest('idem_outcome()')).outcome;
-END
-$$;
+END $$;
 
 -- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
 -- (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key)
-RETURNS SETOF @extschema@.idem__claim
-LANGUAGE sql STABLE ROWS 1
-AS $$
+CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key) RETURNS SETOF @extschema@.idem__claim
+LANGUAGE sql STABLE ROWS 1 AS $$
 	SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
@@ -35,10 +23,8 @@ AS $$
 $$;
 
 -- The row as a claim would see it: if expired = reclaim, an expired one is absent.
-CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key)
-RETURNS TABLE (outcome text, result jsonb)
-LANGUAGE sql STABLE ROWS 1
-AS $$
+CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key) RETURNS TABLE (outcome text, result jsonb)
+LANGUAGE sql STABLE ROWS 1 AS $$
 	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
 			THEN 'unknown' ELSE c.state::text END, c.result
 	FROM @extschema@.idem__latest_row(key) AS c, @extschema@.idem__policy((key).scope) AS p
@@ -46,39 +32,28 @@ AS $$
 		AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
 $$;
 
-CREATE FUNCTION @extschema@.idem_result(user_id text, request_id text, scope text DEFAULT '')
-RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_result(user_id text, request_id text, scope text DEFAULT '') RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	RETURN (SELECT s.result FROM @extschema@.idem__as_claim_sees(key) AS s);
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_status(user_id text, request_id text, scope text DEFAULT '')
 RETURNS @extschema@.idem_outcome
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	RETURN (SELECT s.outcome FROM @extschema@.idem__as_claim_sees(key) AS s);
-END
-$$;
+END $$;
 
 -- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
 -- on a standby, which raises an error if its primary does not track commits; and on Citus,
 -- where another server may have written the row.
-CREATE FUNCTION @extschema@.idem__committed_at(key @extschema@.idem__key)
-RETURNS timestamptz
-LANGUAGE plpgsql STABLE
-AS $$
+CREATE FUNCTION @extschema@.idem__committed_at(key @extschema@.idem__key) RETURNS timestamptz
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
 	IF current_setting('track_commit_timestamp') <> 'on' OR pg_is_in_recovery()
 		OR to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
@@ -87,24 +62,18 @@ BEGIN
 	RETURN (SELECT pg_xact_commit_timestamp(c.xmin) FROM @extschema@.idem_claims AS c
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1);
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_lookup(user_id text, request_id text, scope text DEFAULT '')
-RETURNS TABLE (
-	state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
+RETURNS TABLE (state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
 	fingerprint bytea, result jsonb, progress jsonb, committed_at timestamptz)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress, @extschema@.idem__committed_at(key)
 	FROM @extschema@.idem__latest_row(key) AS c;
-END
-$$;
+END $$;
 
 -- ----- work that was left behind -----
 
@@ -115,12 +84,8 @@ CREATE FUNCTION @extschema@.idem_lapsed(
 	INOUT scope text DEFAULT NULL, max_rows int4 DEFAULT 100,
 	OUT user_id text, OUT request_id text, OUT status text, OUT lease_until timestamptz, OUT progress jsonb)
 RETURNS SETOF record
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET plan_cache_mode = force_custom_plan
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
 	PERFORM @extschema@.idem__check_scope(coalesce(scope, ''));
 	IF max_rows < 0 THEN
@@ -137,8 +102,7 @@ BEGIN
 			OR c.expires_at > clock_timestamp())
 	ORDER BY c.lease_until NULLS FIRST, c.request_id, c.user_id, c.scope
 	LIMIT idem_lapsed.max_rows;
-END
-$$;
+END $$;
 
 -- Roles that read a view have no right on the tables that it reads.  The index of unsettled
 -- claims finds the rows.  security_barrier: otherwise the planner may call a function in the

@@ -3,5 +3,4 @@
 DO $block$
 BEGIN
 	PERFORM set_config('role', current_setting('idem_install.role'), true);
-END
-$block$;
+END $block$;

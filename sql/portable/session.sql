@@ -24,17 +24,12 @@
 -- short form is used; and make idem_outcome() and idem_result() tell of another claim, or of a
 -- replay that did not happen.  A caller who loses them (RESET ALL) gets an error.
 
-CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key)
-RETURNS text
-LANGUAGE sql STABLE
+CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key) RETURNS text LANGUAGE sql STABLE
 AS $$ SELECT array_to_json(ARRAY[(key).user_id::text, (key).request_id, (key).scope])::text $$;
 
 -- Adds unsettled keys, a line each.  A line end comes first, since the session may have set the
 -- setting to anything.  Each change copies the whole setting, hence the limit.
-CREATE FUNCTION @extschema@.idem__keep(held text)
-RETURNS text
-LANGUAGE sql VOLATILE
-AS $$
+CREATE FUNCTION @extschema@.idem__keep(held text) RETURNS text LANGUAGE sql AS $$
 	SELECT set_config('idem_held.open',
 		CASE WHEN octet_length(current_setting('idem_held.open', true) || held) > 4000 OR octet_length(held) > 4000
 				OR current_setting('idem_held.open', true) = 'many'
@@ -42,28 +37,19 @@ AS $$
 $$;
 
 -- Notes the answer of a claim call, which is written as above.  (idem__claim_at_once() does the same.)
-CREATE FUNCTION @extschema@.idem__note(note text)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__note(note text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	previous constant text COLLATE "C" := current_setting('idem_held.latest', true);
 BEGIN
 	PERFORM set_config('idem_held.latest', note, true),
 		CASE WHEN previous ^@ '+' THEN @extschema@.idem__keep(split_part(previous, E'\t', 2)) END;
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb)
-RETURNS void
-LANGUAGE sql VOLATILE
+CREATE FUNCTION @extschema@.idem__note_answer(held text, outcome text, result jsonb) RETURNS void LANGUAGE sql
 AS $$ SELECT @extschema@.idem__note('-' || outcome || ' ' || held || E'\n' || coalesce(result::text, '')) $$;
 
 -- Whether the key is noted as unsettled.  NULL: there are too many to tell.
-CREATE FUNCTION @extschema@.idem__is_open(held text)
-RETURNS boolean
-LANGUAGE sql STABLE
-AS $$
+CREATE FUNCTION @extschema@.idem__is_open(held text) RETURNS boolean LANGUAGE sql STABLE AS $$
 	SELECT coalesce(current_setting('idem_held.latest', true) ^@ '+'
 			AND split_part(current_setting('idem_held.latest', true), E'\t', 2) = held, false)
 		OR coalesce(strpos(E'\n' || current_setting('idem_held.open', true) || E'\n', E'\n' || held || E'\n') > 0, false)
@@ -71,10 +57,8 @@ AS $$
 $$;
 
 -- Notes that the key is settled, or that its row is dropped.
-CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__note_settled(key @extschema@.idem__key, result jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
 	held constant text := @extschema@.idem__held_text(key);
 	latest constant text := current_setting('idem_held.latest', true);
@@ -92,13 +76,10 @@ BEGIN
 		lines := replace(lines, E'\n' || held || E'\n', E'\n');
 		PERFORM set_config('idem_held.open', trim(E'\n' FROM lines), true);
 	END LOOP;
-END
-$$;
+END $$;
 
 -- Whether one snapshot serves the whole transaction.
-CREATE FUNCTION @extschema@.idem__keeps_snapshot()
-RETURNS boolean
-LANGUAGE sql STABLE
+CREATE FUNCTION @extschema@.idem__keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
 AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable') $$;
 
 -- Whether this transaction wrote the row version with this xmin, which it can see.  Of all
@@ -107,10 +88,7 @@ AS $$ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'se
 -- lie in the future is from before the ids wrapped around, and frozen.  Of a frozen row from 2^32
 -- transactions ago the xmin can be ours by chance, which SQL cannot see: where that would do harm,
 -- see idem__is_of_now() too.
-CREATE FUNCTION @extschema@.idem__is_ours(row_xmin xid)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__is_ours(row_xmin xid) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
 	after constant int8 := (row_xmin::text::int8 - top) & 4294967295;
@@ -124,15 +102,12 @@ BEGIN
 EXCEPTION
 	WHEN invalid_parameter_value THEN
 		RETURN false;
-END
-$$;
+END $$;
 
 -- False: the row's lease had lapsed when this transaction began.  So this transaction did not write
 -- the row: each lease that it claims or extends ends later.
-CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_until timestamptz)
-RETURNS boolean
-LANGUAGE sql STABLE
-AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
+CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_until timestamptz) RETURNS boolean
+LANGUAGE sql STABLE AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
 
 -- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key
 -- that one snapshot sees.  The rows of others give NULL, which sorts last.  Functions that only read
@@ -143,10 +118,7 @@ AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
 -- frozen xmin, while it is not assigned again, is greater than all of our ids: it sorts after ours.
 -- The function is STABLE: for a volatile one the server begins a new command, which a parallel query
 -- of CREATE TABLE AS or REFRESH MATERIALIZED VIEW cannot do.
-CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid)
-RETURNS int8
-LANGUAGE plpgsql STABLE
-AS $$
+CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid) RETURNS int8 LANGUAGE plpgsql STABLE AS $$
 DECLARE
 	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
 	id constant int8 := top + ((row_xmin::text::int8 - top) & 4294967295);
@@ -158,16 +130,13 @@ BEGIN
 		RETURN NULL;
 	END IF;
 	RETURN id;
-END
-$$;
+END $$;
 
 -- The key of a note and its result, if this transaction wrote its row.  A note that is none, a
 -- forged one, has no row.
 CREATE FUNCTION @extschema@.idem__row_of_note(held text, OUT key @extschema@.idem__key, OUT result jsonb)
 RETURNS SETOF record
-LANGUAGE plpgsql ROWS 1
-SET enable_seqscan = off SET jit = off
-AS $$
+LANGUAGE plpgsql ROWS 1 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
 	named jsonb;
 BEGIN
@@ -180,13 +149,11 @@ BEGIN
 	RETURN QUERY SELECT key, c.result
 	FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND @extschema@.idem__is_ours(c.xmin);
-END
-$$;
+END $$;
 
 -- The answer of the latest claim call; raises 55000 if there is none.
 CREATE FUNCTION @extschema@.idem__latest(command text, OUT outcome @extschema@.idem_outcome, OUT result jsonb)
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
 	answer text[];
@@ -202,15 +169,11 @@ BEGIN
 		PERFORM @extschema@.idem__raise('55000', command || ': no claim was made in this transaction',
 			'Claim first, in the same transaction; or read what is stored: idem_result(user_id, request_id), idem_status(user_id, request_id).');
 	END IF;
-END
-$$;
+END $$;
 
 -- The only unsettled key of this transaction; raises 55000 if there is none, or more than
 -- one.
-CREATE FUNCTION @extschema@.idem__only_unsettled(command text)
-RETURNS @extschema@.idem__key
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__only_unsettled(command text) RETURNS @extschema@.idem__key LANGUAGE plpgsql AS $$
 DECLARE
 	latest constant text := current_setting('idem_held.latest', true);
 	others constant text := current_setting('idem_held.open', true);
@@ -234,16 +197,12 @@ BEGIN
 			'Claim the request first, in the same transaction: without BEGIN each statement is a transaction of its own. A claim that was rolled back to a savepoint is forgotten; a settled request stays as it is. For a lease pass its ids and token.');
 	END IF;
 	RETURN keys[1];
-END
-$$;
+END $$;
 
 -- Whether to look only for a row of our own.  A snapshot of a whole transaction can see two
 -- rows of the key: one that somebody has dropped since, and the one that we claimed after
 -- that.  Only ours counts then.
-CREATE FUNCTION @extschema@.idem__only_ours_counts(key @extschema@.idem__key)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__only_ours_counts(key @extschema@.idem__key) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
 	IF NOT @extschema@.idem__keeps_snapshot() THEN
 		RETURN false;
@@ -251,18 +210,13 @@ BEGIN
 	RETURN EXISTS (SELECT FROM @extschema@.idem_claims AS c
 		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 			AND @extschema@.idem__is_ours(c.xmin));
-END
-$$;
+END $$;
 
 -- Makes this transaction commit synchronously: a committed change of a lease must survive a
 -- crash.  Whether to wait for standbys stays the caller's choice.
-CREATE FUNCTION @extschema@.idem__commit_synchronously()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__commit_synchronously() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	IF current_setting('synchronous_commit') = 'off' THEN
 		PERFORM set_config('synchronous_commit', 'local', true);
 	END IF;
-END
-$$;
+END $$;

@@ -1,9 +1,7 @@
 -- ----- settling -----
 
 -- True: a locked row stays in its place.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__keep_place(key @extschema@.idem__key)
-RETURNS boolean
-LANGUAGE sql IMMUTABLE
+CREATE FUNCTION @extschema@.idem__keep_place(key @extschema@.idem__key) RETURNS boolean LANGUAGE sql IMMUTABLE
 AS $$ SELECT true $$;
 
 -- Locks the row of the key until the transaction ends, and returns it as it is now; all NULL
@@ -82,14 +80,11 @@ BEGIN
 				slices := slices + 1;
 		END;
 	END LOOP;
-END
-$$;
+END $$;
 
 -- Writes what a settlement changes of a row, which this transaction has locked.
-CREATE FUNCTION @extschema@.idem__store(key @extschema@.idem__key, changed @extschema@.idem__claim)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__store(key @extschema@.idem__key, changed @extschema@.idem__claim) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 BEGIN
@@ -97,14 +92,10 @@ BEGIN
 		state = changed.state, result = changed.result, progress = changed.progress
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-END
-$$;
+END $$;
 
 -- Deletes a row that this transaction has locked.
-CREATE FUNCTION @extschema@.idem__drop(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__drop(key @extschema@.idem__key) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 BEGIN
@@ -112,26 +103,19 @@ BEGIN
 	DELETE FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
 		AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem__raise_no_request(key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__raise_no_request(key @extschema@.idem__key) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM @extschema@.idem__raise_of_key('ID410', pg_catalog.format('there is no such request in scope "%s"', key.scope),
 		'Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.', key);
-END
-$$;
+END $$;
 
 -- Locks the row of a lease and returns it if the token is the holder's; otherwise raises
 -- ID410.  The token decides, never the clock: a holder whose lease lapsed still holds it
 -- until somebody takes it over.
-CREATE FUNCTION @extschema@.idem__lock_lease(key @extschema@.idem__key, token int8)
-RETURNS @extschema@.idem__claim
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__lock_lease(key @extschema@.idem__key, token int8) RETURNS @extschema@.idem__claim
+LANGUAGE plpgsql AS $$
 DECLARE
 	locked constant @extschema@.idem__claim := @extschema@.idem__lock_row(key, token);
 BEGIN
@@ -142,20 +126,17 @@ BEGIN
 			'Stop, and roll back: another holder has the request. Or the token is wrong.', key);
 	END IF;
 	RETURN locked;
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem__require_unsettled(key @extschema@.idem__key, lease @extschema@.idem__claim)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
 	IF lease.state::text <> 'in_progress' THEN
 		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is settled',
 			'Stop, and roll back: the request is completed or failed.', key);
 	END IF;
-END
-$$;
+END $$;
 
 /*
  * Ends a key.  True: stored.  False: an identical repeat, or somebody else has healed it.
@@ -171,8 +152,7 @@ $$;
  */
 CREATE FUNCTION @extschema@.idem__settle(command text, key @extschema@.idem__key, token int8, new_state text, new_result jsonb)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	may_be_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key)) IS NOT FALSE;
 	policy record;
@@ -226,16 +206,12 @@ BEGIN
 		PERFORM @extschema@.idem__commit_synchronously();
 	END IF;
 	RETURN true;
-END
-$$;
+END $$;
 
 -- As idem__is_ours(), which says why, for the transaction with the id top.  Without the block that
 -- catches the error of an xmin from before the ids wrapped around: only a forged note leads to a
 -- row with such an xmin.
-CREATE FUNCTION @extschema@.idem__is_of(top int8, row_xmin xid)
-RETURNS boolean
-LANGUAGE sql VOLATILE
-AS $$
+CREATE FUNCTION @extschema@.idem__is_of(top int8, row_xmin xid) RETURNS boolean LANGUAGE sql AS $$
 	SELECT CASE WHEN (row_xmin::text::int8 - top) & 4294967295 < 2147483648
 		THEN pg_xact_status((top + ((row_xmin::text::int8 - top) & 4294967295))::text::xid8) = 'in progress' END
 $$;
@@ -254,10 +230,7 @@ $$;
 -- PL/pgSQL prepares each expression anew in each transaction, which costs about 2,500 instructions
 -- for each function in it.  So the expressions here call few functions.  The SET clauses of
 -- idem_complete(jsonb) hold here too.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
 	place tid;
@@ -283,70 +256,47 @@ BEGIN
 	END IF;
 	ignored := set_config('idem_held.latest', '=' || substr(latest, 2), true);
 	RETURN true;
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
-AS $$
+CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 BEGIN
 	IF @extschema@.idem__complete_at_once(result) THEN
 		RETURN true;
 	END IF;
 	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__only_unsettled('idem_complete()'), NULL::int8, 'completed', result);
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_complete(
-	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	PERFORM @extschema@.idem__check_token(token);
 	RETURN @extschema@.idem__settle('idem_complete()', key, token, 'completed', result);
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem_fail(error jsonb)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem_fail(error jsonb) RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	RETURN @extschema@.idem__settle('idem_fail()', @extschema@.idem__only_unsettled('idem_fail()'), NULL::int8, 'failed', error);
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_fail(
-	user_id text, request_id text, error jsonb, token int8 DEFAULT NULL, scope text DEFAULT '')
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+	user_id text, request_id text, error jsonb, token int8 DEFAULT NULL, scope text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
 	PERFORM @extschema@.idem__check_token(token);
 	RETURN @extschema@.idem__settle('idem_fail()', key, token, 'failed', error);
-END
-$$;
+END $$;
 
 CREATE FUNCTION @extschema@.idem_heal(user_id text, request_id text, result jsonb, scope text DEFAULT '')
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 	policy record;
@@ -376,5 +326,4 @@ BEGIN
 	was.expires_at := greatest(was.expires_at, @extschema@.idem__remembered_until(policy.ttl, NULL::timestamptz, NULL::timestamptz));
 	PERFORM @extschema@.idem__store(key, was), @extschema@.idem__note_settled(key, result), @extschema@.idem__commit_synchronously();
 	RETURN true;
-END
-$$;
+END $$;

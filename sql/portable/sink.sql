@@ -2,10 +2,8 @@
 
 -- The type of the column, of a domain the type below it.  Raises an error unless the column
 -- exists, and its values can be ids.  declared: its type, as the server sees it in a row.
-CREATE FUNCTION @extschema@.idem__sink_type(relation oid, table_name name, column_name text, declared oid)
-RETURNS oid
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__sink_type(relation oid, table_name name, column_name text, declared oid) RETURNS oid
+LANGUAGE plpgsql AS $$
 DECLARE
 	type oid := declared;
 	generated text;
@@ -30,16 +28,12 @@ BEGIN
 			'Use a column of type text, varchar, char, name, uuid, smallint, integer, bigint or numeric: settings of the session do not change their text.');
 	END IF;
 	RETURN type;
-END
-$$;
+END $$;
 
 -- Raises an error unless the trigger is one that idem_skip_duplicates() can serve.  True: its
 -- table is a partition.  (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__check_sink(relation oid, trigger_name name, fired text, arguments int4,
-	scope text, user_column text, request_column text)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+	scope text, user_column text, request_column text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	trigger record;
 	root text;
@@ -90,14 +84,12 @@ BEGIN
 			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	END IF;
 	RETURN trigger.relispartition;
-END
-$$;
+END $$;
 
 -- The id in a column of a row.  Raises ID400 for a value that cannot be one.
 CREATE FUNCTION @extschema@.idem__sink_id(part text, value text, type oid, column_name text, table_name name)
 RETURNS text
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	id constant text := CASE type WHEN 'bpchar'::regtype THEN rtrim(value, ' ') ELSE value END;
 BEGIN
@@ -108,30 +100,25 @@ BEGIN
 			WHEN id = '' THEN ' must not be empty' ELSE ' is too long' END,
 		'Fix the client: it must send two ids of 1 to 255 bytes, and the same two each time it sends the request.',
 		pg_catalog.format('It is column "%s" of table "%s".', column_name, table_name));
-END
-$$;
+END $$;
 
 -- The key of a row.  Raises an error if the types or the values of its columns cannot be ids.
 CREATE FUNCTION @extschema@.idem__sink_key(relation oid, table_name name, user_type oid, request_type oid,
 	user_value text, request_value text, scope text, user_column text, request_column text)
 RETURNS @extschema@.idem__key
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
 	user_base constant oid := @extschema@.idem__sink_type(relation, table_name, user_column, user_type);
 	request_base constant oid := @extschema@.idem__sink_type(relation, table_name, request_column, request_type);
 BEGIN
 	RETURN ROW (@extschema@.idem__sink_id('user_id', user_value, user_base, user_column, table_name),
 		@extschema@.idem__sink_id('request_id', request_value, request_base, request_column, table_name), scope)::@extschema@.idem__key;
-END
-$$;
+END $$;
 
 -- Claims the key, and leaves this transaction's memory as it was: the claim is settled at
 -- once.
-CREATE FUNCTION @extschema@.idem__claim_marker(key @extschema@.idem__key, command text)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__claim_marker(key @extschema@.idem__key, command text) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
 	latest constant text := coalesce(current_setting('idem_held.latest', true), '');
 	outcome text;
@@ -152,8 +139,7 @@ BEGIN
 	END IF;
 	ignored := set_config('idem_held.latest', latest, true);
 	RETURN outcome = 'claimed';
-END
-$$;
+END $$;
 
 -- Claims the request of each row that is inserted, and skips the row if the request was done
 -- before.
@@ -168,12 +154,9 @@ $$;
 -- statement.  If the statement then inserts a row whose request was done, it fails.  (SQL has
 -- nothing that tells the statements of one function apart, or those that the client sends in one
 -- string.)  Anybody can forge the note, and harms only the rows that he writes himself.
-CREATE FUNCTION @extschema@.idem_skip_duplicates()
-RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100' SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $$
+CREATE FUNCTION @extschema@.idem_skip_duplicates() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	is_partition constant boolean := @extschema@.idem__check_sink(TG_RELID, TG_NAME, TG_WHEN || ' ' || TG_LEVEL, TG_NARGS,
 		TG_ARGV[0], TG_ARGV[1], TG_ARGV[2]);
@@ -210,5 +193,4 @@ BEGIN
 			'To move rows, disable the trigger meanwhile. To delete rows and to insert others, use two statements.', key);
 	END IF;
 	RETURN NULL;
-END
-$$;
+END $$;

@@ -30,12 +30,8 @@ COMMENT ON COLUMN @extschema@.idem_stat_cleanup.cleaning IS 'who cleans: session
 
 -- The shares of the most common scopes, from the sample that ANALYZE takes.  It runs as idem's
 -- owner, because pg_stats shows a column only to roles that may read it.
-CREATE FUNCTION @extschema@.idem__stat_scope_shares(OUT scope text, OUT share float8)
-RETURNS SETOF record
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 32
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE FUNCTION @extschema@.idem__stat_scope_shares(OUT scope text, OUT share float8) RETURNS SETOF record
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 32 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	PERFORM @extschema@.idem__check_scope('');
 	RETURN QUERY
@@ -45,8 +41,7 @@ BEGIN
 		LATERAL ROWS FROM (unnest(s.most_common_vals::text::text[]), unnest(s.most_common_freqs)) AS v (scope, share)
 	WHERE t.oid = '@extschema@.idem_claims'::regclass AND s.attname = 'scope' AND NOT s.inherited
 	ORDER BY v.share DESC LIMIT 32;
-END
-$$;
+END $$;
 
 COMMENT ON FUNCTION @extschema@.idem__stat_scope_shares() IS
 'for the view idem_stat_scopes: which part of the claims each of the most common scopes has';

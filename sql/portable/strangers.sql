@@ -55,5 +55,4 @@ BEGIN
 			USING ERRCODE = 'insufficient_privilege',
 			HINT = format('GRANT CREATE ON SCHEMA %s TO %s; or install idem into a schema of its own.', schema, owner::regrole);
 	END IF;
-END
-$block$;
+END $block$;

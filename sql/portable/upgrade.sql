@@ -119,5 +119,4 @@ BEGIN
 			USING ERRCODE = 'dependent_objects_still_exist', DETAIL = dependent,
 			HINT = 'Have them dropped, by their owners or by a superuser. A temporary one goes with its session.';
 	END IF;
-END
-$block$;
+END $block$;

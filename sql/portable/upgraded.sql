@@ -45,5 +45,4 @@ BEGIN
 			NULL;
 		END;
 	END LOOP;
-END
-$block$;
+END $block$;

@@ -2,10 +2,7 @@
 
 -- When a call stops waiting, from its argument or the setting idem.wait.  '-infinity': it
 -- does not wait.  'infinity': it waits until it is cancelled.
-CREATE FUNCTION @extschema@.idem__deadline(wait interval)
-RETURNS timestamptz
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__deadline(wait interval) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
 	setting constant text := nullif(current_setting('idem.wait', true), '');
 	parts text[];
@@ -33,8 +30,7 @@ BEGIN
 	END IF;
 	RETURN CASE wait_ms WHEN 0 THEN '-infinity' WHEN -1 THEN 'infinity'
 		ELSE clock_timestamp() + make_interval(secs => wait_ms::float8 / 1000) END;
-END
-$$;
+END $$;
 
 -- Sets lock_timeout for the waits that follow.  Call it in a block that catches lock_not_available,
 -- in a function that has lock_timeout among its SET clauses: then the caller's own is back at its end.
@@ -43,10 +39,8 @@ $$;
 -- holder that was rolled back to a savepoint, and one deadline spans several holders.  The
 -- slices grow from 100 ms, so that the waiter notices such a change soon, to more than
 -- deadlock_timeout, so that the server detects deadlocks.
-CREATE FUNCTION @extschema@.idem__bound_lock_waits(deadline timestamptz, slices_before int4)
-RETURNS text
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__bound_lock_waits(deadline timestamptz, slices_before int4) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
 	slice_ms constant float8 := CASE WHEN slices_before <= 3 THEN 100 * 2 ^ slices_before
 		ELSE least(100 * 2 ^ least(slices_before, 30), date_part('epoch', current_setting('deadlock_timeout')::interval) * 1000 + 1000) END;
@@ -55,15 +49,12 @@ DECLARE
 		ELSE ceil(date_part('epoch', deadline - clock_timestamp()) * 1000) END;
 BEGIN
 	RETURN set_config('lock_timeout', greatest(1, least(left_ms, slice_ms))::int4::text, true);
-END
-$$;
+END $$;
 
 -- SQL does not tell which transaction a wait was for, so only a lease is described.  (The
 -- other transaction may have ended by now, and its row may be visible.)
-CREATE FUNCTION @extschema@.idem__raise_held(sqlstate_ text, message_ text, key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__raise_held(sqlstate_ text, message_ text, key @extschema@.idem__key) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
 	lease_until timestamptz;
 BEGIN
@@ -82,13 +73,10 @@ BEGIN
 				to_char(@extschema@.idem__whole_second(least(lease_until, '294276-12-31 23:59:59+00'::timestamptz)), 'YYYY-MM-DD HH24:MI:SSOF'))
 			WHEN lease_until IS NOT NULL THEN 'A lease holds it until infinity.'
 			ELSE 'Another transaction was in the way.' END);
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem__raise_outcome(outcome text, key @extschema@.idem__key)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
+CREATE FUNCTION @extschema@.idem__raise_outcome(outcome text, key @extschema@.idem__key) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
 	CASE outcome
 		WHEN 'failed' THEN
@@ -108,10 +96,7 @@ BEGIN
 			PERFORM @extschema@.idem__raise_of_key('ID412', 'request id is too old to tell whether it was executed',
 				'Check the state, then use a new request id. For a minute after uuidv7 was switched on, or the scope''s ttl grew, new ids are stale too.', key);
 	END CASE;
-END
-$$;
+END $$;
 
-CREATE FUNCTION @extschema@.idem__outcome_of_passed(deadline timestamptz)
-RETURNS text
-LANGUAGE sql IMMUTABLE
+CREATE FUNCTION @extschema@.idem__outcome_of_passed(deadline timestamptz) RETURNS text LANGUAGE sql IMMUTABLE
 AS $$ SELECT CASE WHEN deadline = '-infinity' THEN 'in_progress' ELSE 'timed_out' END $$;
