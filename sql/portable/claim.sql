@@ -1,7 +1,7 @@
--- ----- the protocol -----
+-- ----- claiming -----
 
 /*
- * Claims a key.  Whatever the function, a claim decides in this order:
+ * Whatever the function, a claim decides in this order:
  *
  *	1. arguments, and what the scope's policy says of them;
  *	2. another transaction is inserting, updating or deleting the row: wait for it.  An
@@ -20,430 +20,22 @@
  * new key needs.  The primary key lets one transaction insert the key.  Only an insert or update
  * that succeeds ends in "claimed": when a holder vanishes, exactly one of its waiters replaces it.
  *
- * idem__claim_at_once() is the first look at a key: it decides if the key is new or completed,
- * its scope does not have key_time = uuidv7, and nobody is in the way for long.  What it leaves
- * open, and every lease, is decided by idem__claim_key(), which calls idem__look() until there is
- * an answer.  Both insert in the same way, and an answer of the one is an answer of the other.
- *
- * Each look runs in a subtransaction, because lock_timeout bounds its waits and ends them with an
- * error.  A look that does not claim is rolled back, on purpose (ID001), and so are its locks:
- * otherwise DDL would queue behind a sleeper, and the holder behind the DDL.
+ * idem__claim_at_once() is the first look at a key, which decides most claims.  What it leaves
+ * open, and every lease, is decided by idem__claim_key(): it calls idem__look() until there is an
+ * answer.  Each look runs in a subtransaction, because lock_timeout bounds its waits and ends them
+ * with an error.  One that does not claim is rolled back, on purpose (ID001), and so are its
+ * locks: otherwise DDL would queue behind a sleeper, and the holder behind the DDL.
  *
  * The lock of idem_scopes (ROW SHARE) orders claims with changes of a promise, see
  * idem__scopes_guard().  A claim has it from before it last reads its policy until its transaction
- * ends.  A look that takes it waits no more than a moment for it while it has a row, and no more than a
- * tenth of a second for a row while it has this lock: otherwise two transactions could take the two in
+ * ends.  A look waits no more than a moment for it while it has a row, and no more than a tenth of a
+ * second for a row while it has this lock: otherwise two transactions could take the two in
  * opposite order, and deadlock.
  *
- * A claim of a lease draws its token when it has the row, by its insert or by a lock.  The holder
- * before has drawn its own while it had the row.  So tokens grow from holder to holder, even if
- * the row was deleted in between.
+ * The public functions have the SET clauses, since each function that has some costs.  enable_seqscan:
+ * a plan that was made while idem_claims was empty would read all of it for as long as the session
+ * lives; jit: the server would compile such a plan, for its cost.
  */
-
--- expires_at of a claim that is made or settled now: the ttl after now, or after the key's
--- own time if that is later, and not before the lease ends.
-CREATE FUNCTION @extschema@.idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
-RETURNS timestamptz
-LANGUAGE sql
-AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
-
--- Whether a key of that time that has no row may have been executed and forgotten.  A claim
--- made at c under this policy keeps its row until max(c, key_time) + ttl at least; a claim
--- from before guarded_since may have been made under another policy.
-CREATE FUNCTION @extschema@.idem__may_be_forgotten(key_time timestamptz, policy @extschema@.idem__scope_policy)
-RETURNS boolean
-LANGUAGE sql AS $$
-	SELECT coalesce(key_time <= clock_timestamp() - policy.ttl OR key_time <= policy.guarded_since, false)
-$$;
-
-/*
- * The first look at a key, for a claim that is no lease.  Outcome NULL: an argument is wrong, or
- * another look has to bound its waits.  Raises ID001 if it is not one of the cases above,
- * lock_not_available if somebody is in the way for longer than lock_timeout.
- *
- * - The insert reads the policy, idem__policies, in the snapshot in which it decides.  The server
- *	 takes the locks of all tables of a statement before its snapshot.  A WITH query that nothing
- *	 refers to is never executed, but FOR KEY SHARE in it has the server take ROW SHARE on
- *	 idem_scopes.  (LOCK TABLE does the same, at several times the cost.  That a claim has the lock is
- *	 tested: locks_of_scopes in test/sql/portable.sql.)
- * - The insert has the time from a variable: for a volatile function in it, the planner would put the
- *	 policy into a subquery of its own.  The ttl has a tenth of a second more.  An insert that took
- *	 longer is extended by that time: the ttl counts from the end of the wait.
- * - "completed" needs a row that the snapshot sees and whose xmax is 0.  Nobody had begun to
- *	 update, delete or lock it when we looked: so it was the latest version, and no removal was
- *	 under way.  The answer was true then, and needs no lock.  Of the two rows of a key that the
- *	 snapshot of a whole transaction can see, the dropped one has an xmax.
- *
- * The public functions that claim have the SET clauses, since each function that has some costs.
- * lock_timeout: see above.  (While a table is being extended, the server looks at it late.  A much
- * shorter one can then end the claim with an error that looks like a cancel.)  enable_seqscan: a
- * plan that was made while idem_claims was empty would read all of it for as long as the session
- * lives; jit: the server would compile such a plan, for its cost.  plan_cache_mode: a plan is made
- * once and kept.
- *
- * (Replaced by sql/idem-citus.sql.)
- */
-CREATE FUNCTION @extschema@.idem__claim_at_once(
-	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
-	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
-LANGUAGE plpgsql AS $$
-DECLARE
-	begun constant timestamptz := clock_timestamp();
-	previous text COLLATE "C";	-- note; see idem__note()
-	ignored text;				-- assigned to, since PERFORM would need a query
-BEGIN
-	-- Whether the arguments are good is seen at a glance here; otherwise others say what is wrong.
-	-- A brief wait needs another lock_timeout.
-	IF (of_user <> '' AND of_request <> ''
-			AND octet_length(of_user) <= 255 AND octet_length(of_request) <= 255 AND octet_length(of_scope) <= 255
-			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
-			AND CASE WHEN wait IS NOT NULL THEN wait BETWEEN interval '100 milliseconds' AND interval '25 days'
-				ELSE coalesce(current_setting('idem.wait', true), '') = ''
-					OR current_setting('idem.wait', true) COLLATE "C" ~ '^(-1|[1-9][0-9]{2,5} ?(ms)?|[1-9][0-9]{0,5} ?s)$' END
-			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
-		RETURN;
-	END IF;
-	WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
-	INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
-	SELECT date_trunc('second', begun + interval '1100999 microseconds' + p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)]),
-		'completed', of_request, of_user, of_scope, of_fingerprint
-	FROM @extschema@.idem__policies AS p
-	WHERE p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)] IS NOT NULL
-	ON CONFLICT (request_id, user_id, scope) DO NOTHING
-	RETURNING 'claimed', c.expires_at, current_setting('idem_held.latest', true),
-		set_config('idem_held.latest', '+' || c.ctid::text || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text, true)
-	INTO outcome, expires_at, previous, ignored;
-	IF outcome IS NULL THEN
-		SELECT 'completed', c.result, c.progress, c.expires_at, c.lease_until, current_setting('idem_held.latest', true),
-			set_config('idem_held.latest', '-completed ' || array_to_json(ARRAY[of_user, of_request, of_scope])::text
-				|| E'\n' || coalesce(c.result::text, ''), true)
-		INTO outcome, result, progress, expires_at, lease_until, previous, ignored
-		FROM @extschema@.idem_claims AS c, @extschema@.idem__policies AS p
-		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C"
-			AND c.state = 'completed' AND c.xmax = '0'::xid AND (c.fingerprint <> of_fingerprint) IS NOT TRUE
-			AND c.expires_at > clock_timestamp() AND p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)] IS NOT NULL;
-		IF NOT FOUND THEN
-			RAISE SQLSTATE 'ID001';		-- releases the locks
-		END IF;
-	ELSIF clock_timestamp() > begun + interval '100 milliseconds' THEN
-		expires_at := @extschema@.idem__whole_second(expires_at + (clock_timestamp() - begun));
-		UPDATE @extschema@.idem_claims AS c SET expires_at = idem__claim_at_once.expires_at
-		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C"
-			AND @extschema@.idem__is_ours(c.xmin);
-	END IF;
-	IF previous ^@ '+' THEN
-		ignored := @extschema@.idem__keep(split_part(previous, E'\t', 2));
-	END IF;
-END $$;
-
--- The policy of a scope.  Raises ID400 if no request can be claimed in it, 40001 if the snapshot is
--- older than the settings.
-CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text) RETURNS @extschema@.idem__scope_policy
-LANGUAGE plpgsql AS $$
-DECLARE
-	policy constant @extschema@.idem__scope_policy := (SELECT p FROM @extschema@.idem__policy(of_scope) AS p);
-BEGIN
-	IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
-		PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
-			'Retry the transaction.');
-	ELSIF policy.undeclared THEN
-		PERFORM @extschema@.idem__raise_undeclared(of_scope);
-	END IF;
-	RETURN policy;
-END $$;
-
--- Decisions 3 to 8, by the row of the key.  "claimed": the claim can take its place, and this
--- transaction has locked it; with the expires_at and progress of the row if it is of this same
--- request, and not one that counts as absent.
-CREATE FUNCTION @extschema@.idem__decide(
-	key @extschema@.idem__key, fingerprint bytea, tells_progress boolean, policy @extschema@.idem__scope_policy, key_time timestamptz)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql AS $$
-DECLARE
-	seen record;
-	is_live boolean;
-	answer @extschema@.idem__answer;
-BEGIN
-	SELECT c.xmin AS version,
-		@extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until) AS ours,
-		c.state::text AS state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
-	INTO seen FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
-	IF NOT FOUND THEN
-		RETURN answer;
-	END IF;
-
-	is_live := seen.state = 'in_progress' AND NOT seen.ours AND seen.lease_until > clock_timestamp();
-	IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
-		AND NOT is_live AND NOT (seen.state = 'in_progress' AND policy.unknown) THEN
-		-- 3
-		answer.outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy) THEN 'stale' ELSE 'claimed' END;
-	ELSE
-		answer.outcome := CASE
-			-- 4
-			WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
-			-- 5 and 8
-			WHEN seen.state = 'completed' THEN 'completed'
-			WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
-			-- 6
-			WHEN is_live THEN NULL
-			WHEN seen.ours THEN 'in_progress'
-			-- 7
-			WHEN policy.unknown THEN 'unknown'
-			-- A caller who does not see the progress would do all the work again.
-			WHEN seen.progress IS NOT NULL AND NOT tells_progress THEN 'unknown'
-			ELSE 'claimed' END;
-		-- Under another fingerprint the stored row belongs to another request.
-		IF answer.outcome IS DISTINCT FROM 'mismatch' THEN
-			answer.progress := seen.progress;
-			answer.expires_at := seen.expires_at;
-			answer.lease_until := seen.lease_until;
-			answer.result := CASE WHEN answer.outcome <> 'claimed' THEN seen.result END;
-		END IF;
-	END IF;
-
-	IF answer.outcome = 'claimed' THEN
-		PERFORM FROM @extschema@.idem_claims AS c
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.xmin = seen.version
-		FOR NO KEY UPDATE;
-		IF NOT FOUND THEN
-			answer := NULL;			-- changed meanwhile
-		END IF;
-	END IF;
-	RETURN answer;
-END $$;
-
--- The next token, for a lease whose row this transaction has.  (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__draw_token(key @extschema@.idem__key) RETURNS int8 LANGUAGE sql
-AS $$ SELECT nextval('@extschema@.idem_token_seq') $$;
-
--- Looks at the key, and claims it if it can.  The row is written twice if it is inserted for a
--- lease, whose token is drawn afterwards, or after a wait: the ttl counts from now.
-CREATE FUNCTION @extschema@.idem__look(
-	key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, tells_progress boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql AS $$
-DECLARE
-	begun constant timestamptz := clock_timestamp();
-	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
-	policy @extschema@.idem__scope_policy;
-	key_time timestamptz;
-	is_new boolean;
-	only_ours boolean;
-	is_successor boolean;		-- keeps the fingerprint, promise and progress of the row, which is of this request
-	answer @extschema@.idem__answer;
-BEGIN
-	policy := @extschema@.idem__policy_of_claim(key.scope);
-	IF policy.uuidv7 THEN
-		key_time := @extschema@.idem__key_time(key);
-		IF key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute' THEN
-			answer.outcome := 'invalid';
-			RETURN answer;
-		END IF;
-	END IF;
-	IF lease IS NOT NULL THEN
-		PERFORM @extschema@.idem__check_lease_max(key, lease, policy.lease_max),
-			@extschema@.idem__check_size(key, 'progress', new_progress, policy.result_max_bytes);
-	END IF;
-
-	answer.expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, begun + lease);
-	INSERT INTO @extschema@.idem_claims AS c (expires_at, lease_until, state, request_id, user_id, scope, fingerprint, progress)
-	VALUES (answer.expires_at, begun + lease, new_state, key.request_id, key.user_id, key.scope, new_fingerprint, new_progress)
-	ON CONFLICT (request_id, user_id, scope) DO NOTHING;
-	is_new := FOUND;
-	IF NOT is_new THEN
-		answer := @extschema@.idem__decide(key, new_fingerprint, tells_progress, policy, key_time);
-	ELSIF @extschema@.idem__may_be_forgotten(key_time, policy) THEN
-		-- The insert is rolled back, so read the absence: SERIALIZABLE has to see it.
-		PERFORM FROM @extschema@.idem_claims AS c
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
-		RETURN ROW ('stale', NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
-	ELSE
-		answer.outcome := 'claimed';
-	END IF;
-	IF answer.outcome = 'claimed' THEN
-		answer.token := CASE WHEN lease IS NOT NULL THEN @extschema@.idem__draw_token(key) END;
-		-- (Not NOWAIT, which refuses it behind a change that waits for this transaction.)
-		PERFORM set_config('lock_timeout', '1', true);
-		LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
-		PERFORM set_config('lock_timeout', '100', true);
-	END IF;
-	IF (SELECT p FROM @extschema@.idem__policy(key.scope) AS p) IS DISTINCT FROM policy THEN
-		RETURN NULL;			-- the transaction that the insert waited for may have changed it
-	ELSIF answer.outcome IS DISTINCT FROM 'claimed' THEN
-		RETURN answer;
-	END IF;
-
-	is_successor := NOT is_new AND answer.expires_at IS NOT NULL;
-	answer.lease_until := clock_timestamp() + lease;
-	only_ours := @extschema@.idem__only_ours_counts(key);
-	IF NOT is_new OR lease IS NOT NULL OR answer.expires_at < clock_timestamp() + policy.ttl
-		OR clock_timestamp() - begun > interval '10 milliseconds' THEN
-		answer.expires_at := greatest(CASE WHEN is_successor THEN answer.expires_at END,
-			@extschema@.idem__remembered_until(policy.ttl, key_time, answer.lease_until));
-		-- The progress of the predecessor takes precedence: the successor passed its own before it was told.
-		UPDATE @extschema@.idem_claims AS c SET expires_at = answer.expires_at, lease_until = answer.lease_until,
-			token = answer.token, state = new_state, result = NULL,
-			fingerprint = CASE WHEN is_successor THEN coalesce(new_fingerprint, c.fingerprint) ELSE new_fingerprint END,
-			progress = coalesce(answer.progress, new_progress)
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-			AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
-	END IF;
-	PERFORM @extschema@.idem__note(E'+\t' || @extschema@.idem__held_text(key));
-	RETURN answer;
-END $$;
-
--- Claims a key, as described above.  lease: NULL for a transactional claim.  tells_progress: the
--- call returns the progress of the holder whose lapsed lease it takes over.  strict: raise ID400
--- for a key whose own time breaks the policy; otherwise answer invalid.
-CREATE FUNCTION @extschema@.idem__claim_key(
-	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
-	lease interval, progress jsonb, tells_progress boolean, strict boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-SET lock_timeout = '100'			-- so that the next element of a batch finds it as it was
-AS $$
-DECLARE
-	pause interval := '1 millisecond';
-	slices int4 := 0;
-	is_refused boolean := false;	-- a lock was not available
-	answer @extschema@.idem__answer;
-	ignored text;				-- assigned to, since PERFORM would need a query
-BEGIN
-	PERFORM @extschema@.idem__check_fingerprint(fingerprint), @extschema@.idem__require_writable(command);
-	LOOP
-		answer := NULL;
-		IF is_refused THEN
-			-- Perhaps the lock of idem_scopes, which a look does not wait for.
-			is_refused := false;
-			BEGIN
-				ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
-				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
-				RAISE SQLSTATE 'ID001';		-- releases it
-			EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
-				NULL;
-			END;
-		END IF;
-		BEGIN
-			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
-			answer := @extschema@.idem__look(key, fingerprint, lease, progress, tells_progress);
-			EXIT WHEN answer.outcome = 'claimed';
-			RAISE SQLSTATE 'ID001';
-		EXCEPTION
-			WHEN SQLSTATE 'ID001' THEN
-				NULL;
-			WHEN lock_not_available THEN
-				is_refused := true;
-				slices := slices + 1;
-		END;
-		EXIT WHEN answer.outcome IS NOT NULL;
-		IF clock_timestamp() >= deadline AND (is_refused OR answer.lease_until IS NOT NULL) THEN
-			answer.outcome := @extschema@.idem__outcome_of_passed(deadline);
-			EXIT;
-		ELSIF answer.lease_until IS NOT NULL THEN
-			PERFORM pg_sleep(date_part('epoch', least(clock_timestamp() + pause, answer.lease_until, deadline) - clock_timestamp()));
-			pause := least(pause * 2, interval '100 milliseconds');
-		END IF;
-	END LOOP;
-
-	IF answer.outcome = 'claimed' THEN
-		-- A crash must not lose this commit: the token would be drawn again.
-		IF lease IS NOT NULL THEN
-			PERFORM @extschema@.idem__commit_synchronously();
-		END IF;
-		RETURN answer;
-	ELSIF answer.outcome = 'invalid' AND strict THEN
-		PERFORM @extschema@.idem__raise_of_key('ID400', CASE WHEN @extschema@.idem__key_time(key) IS NULL
-				THEN 'request_id is not a version 7 UUID in canonical lower-case form' ELSE 'request id is ahead of the clock' END,
-			CASE WHEN @extschema@.idem__key_time(key) IS NULL
-				THEN 'Fix the client: this scope has key_time = uuidv7 and needs the time in the id.'
-				ELSE 'Fix the client: its clock is more than a minute ahead.' END, key);
-	ELSIF answer.outcome <> 'invalid' THEN
-		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), answer.outcome, answer.result);
-	END IF;
-	IF is_refused AND current_setting('transaction_isolation') = 'serializable' THEN
-		-- The answer has to be a read of the row.
-		BEGIN
-			PERFORM set_config('lock_timeout', '1', true);
-			PERFORM FROM @extschema@.idem_claims AS c
-			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
-		EXCEPTION WHEN lock_not_available THEN
-			NULL;				-- somebody has locked the table
-		END;
-	END IF;
-	RETURN answer;
-END $$;
-
-/*
- * Claims a batch by one statement, if all its keys are valid, different and new, and nobody is in
- * the way.  False: not all keys are; NULL: somebody is, or has claimed one.  Nothing has happened
- * then.  The keys come sorted.
- *
- * The insert is that of idem__claim_at_once(), for which the same holds.  It counts only if it
- * has inserted every key: otherwise all is rolled back.  The look before it spares that in the
- * usual case, in which some of the keys are known already; the insert decides.
- *
- * Each key may wait, and the deadline is that of the whole batch.  So before each key the insert
- * compares the clock with wait_until, which is a tenth of a second before the deadline: no wait
- * ends after it.  Keys that it leaves out are missing at the end, so all is rolled back.
- *
- * (Replaced by sql/idem-citus.sql.)
- */
-CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[],
-	wait_until timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-	keys constant int4 := cardinality(user_ids);
-	held text[];
-BEGIN
-	-- (A scalar subquery: of EXISTS the planner could make a hash of the whole table.)
-	PERFORM FROM unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
-	WHERE (octet_length(e.user_id) BETWEEN 1 AND 255 AND octet_length(e.request_id) BETWEEN 1 AND 255
-			AND (e.fingerprint IS NULL OR octet_length(e.fingerprint) BETWEEN 1 AND 64)) IS NOT TRUE
-		OR (SELECT true FROM @extschema@.idem_claims AS c WHERE c.request_id = e.request_id COLLATE "C"
-			AND c.user_id = e.user_id COLLATE "C" AND c.scope = of_scope COLLATE "C" LIMIT 1);
-	IF FOUND THEN
-		RETURN false;
-	END IF;
-	WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE),
-		inserted AS (
-			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
-			SELECT date_trunc('second', clock_timestamp() + interval '1100999 microseconds' + p.ttl),
-				'completed', e.request_id, e.user_id, of_scope, e.fingerprint
-			FROM (SELECT f.ttls[coalesce(array_position(f.scopes, of_scope COLLATE "C"), 1)] FROM @extschema@.idem__policies AS f) AS p (ttl),
-				unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
-			WHERE p.ttl IS NOT NULL AND clock_timestamp() < wait_until
-			ON CONFLICT (request_id, user_id, scope) DO NOTHING
-			RETURNING c.user_id, c.request_id, c.scope)
-	SELECT array_agg(array_to_json(ARRAY[i.user_id, i.request_id, i.scope])::text) INTO held FROM inserted AS i;
-	IF cardinality(held) IS DISTINCT FROM keys THEN
-		RAISE SQLSTATE 'ID001';
-	END IF;
-	-- Note them as if they had been claimed one after the other.
-	PERFORM @extschema@.idem__note(E'+\t' || held[keys]),
-		CASE WHEN keys > 1 THEN @extschema@.idem__keep(array_to_string(held[:keys - 1], E'\n')) END;
-	RETURN true;
-EXCEPTION
-	WHEN lock_not_available OR SQLSTATE 'ID001' THEN
-		RETURN NULL;
-END $$;
-
--- ----- claiming -----
-
--- idem_call() claims by idem_claim(), which knows it by its fingerprint: errors of that call.
-CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-	IF outcome = 'mismatch' THEN
-		-- The caller has passed no fingerprint: say what differs.
-		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
-			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
-	ELSIF outcome = 'completed' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
-			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
-		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
-			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
-	END IF;
-END $$;
 
 CREATE FUNCTION @extschema@.idem_claim(
 	user_id text, request_id text, scope text DEFAULT '',
@@ -533,8 +125,182 @@ BEGIN
 	token := answer.token;
 END $$;
 
--- Claims one element of a batch.  A malformed element is answered with invalid, and the
--- others are claimed.
+-- Claims in the order of the keys, whatever the order of the arrays: so batches that come first in
+-- their transactions never deadlock with each other.  In parts of 500, each by one statement; where that
+-- does not succeed, key by key.
+CREATE FUNCTION @extschema@.idem_claim_many(
+	user_ids text[], request_ids text[], scope text DEFAULT '',
+	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS TABLE (ordinal int4, outcome @extschema@.idem_outcome, result jsonb)
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+	deadline constant timestamptz := @extschema@.idem__deadline(wait);
+	wait_until constant timestamptz := deadline - interval '100 milliseconds';	-- no look begins later, see lock_timeout
+	refused constant text := CASE
+		WHEN array_ndims(user_ids) > 1 OR array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1
+			THEN 'arrays must have one dimension'
+		WHEN user_ids IS NULL OR request_ids IS NULL THEN 'user_ids and request_ids must not be null'
+		WHEN greatest(cardinality(user_ids), cardinality(request_ids), cardinality(fingerprints)) > 10000000
+			THEN 'more than 10000000 requests in one call'
+		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
+			THEN 'arrays must have the same length' END;
+	outcomes @extschema@.idem_outcome[];
+	results jsonb[];
+	part record;
+	answer @extschema@.idem__answer;
+BEGIN
+	PERFORM @extschema@.idem__check_scope(scope);
+	IF refused IS NOT NULL THEN
+		PERFORM @extschema@.idem__raise('ID400', refused, CASE WHEN refused ^@ 'more' THEN 'Fix the client: pass them in several calls.'
+			ELSE 'Fix the client: pass one-dimensional arrays of the same length, one element a request.' END);
+	END IF;
+	PERFORM @extschema@.idem__require_writable('idem_claim_many()');
+	outcomes := array_fill('claimed'::@extschema@.idem_outcome, ARRAY[cardinality(user_ids)]);
+	results := array_fill(NULL::jsonb, ARRAY[cardinality(user_ids)]);
+	FOR part IN
+		SELECT array_agg(e.user_id ORDER BY e.place) AS user_ids, array_agg(e.request_id ORDER BY e.place) AS request_ids,
+			array_agg(e.fingerprint ORDER BY e.place) AS fingerprints, array_agg(e.n ORDER BY e.place) AS ordinals
+		FROM (SELECT t.*, row_number() OVER (ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS place
+				FROM unnest(user_ids, request_ids, fingerprints) WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)) AS e
+		GROUP BY (e.place - 1) / 500 ORDER BY min(e.place)
+	LOOP
+		CONTINUE WHEN cardinality(part.ordinals) > 1 AND clock_timestamp() < wait_until
+			AND @extschema@.idem__claim_all_at_once(part.user_ids, part.request_ids, scope, part.fingerprints, wait_until);
+		FOR i IN 1 .. cardinality(part.ordinals) LOOP
+			answer := @extschema@.idem__claim_element(part.user_ids[i], part.request_ids[i], scope, part.fingerprints[i], deadline);
+			outcomes[part.ordinals[i]] := answer.outcome;
+			results[part.ordinals[i]] := answer.result;
+		END LOOP;
+	END LOOP;
+	RETURN QUERY SELECT t.n::int4, t.outcome, t.result FROM unnest(outcomes, results) WITH ORDINALITY AS t (outcome, result, n)
+	ORDER BY t.n;
+END $$;
+
+-- ----- the protocol -----
+
+/*
+ * The first look at a key, for a claim that is no lease: it decides if the key is new or completed, its
+ * scope does not have key_time = uuidv7, and nobody is in the way for long.  Outcome NULL: an
+ * argument is wrong, or the waits have to be bounded otherwise.  Raises ID001 in other cases,
+ * lock_not_available if somebody is in the way for longer than lock_timeout.
+ *
+ * - The insert reads the policy, idem__policies, in the snapshot in which it decides.  The server
+ *	 takes the locks of all tables of a statement before its snapshot.  A WITH query that nothing
+ *	 refers to is never executed, but FOR KEY SHARE in it has the server take ROW SHARE on
+ *	 idem_scopes.  (LOCK TABLE does the same, at several times the cost.)
+ * - The insert has the time from a variable: for a volatile function in it, the planner would put the
+ *	 policy into a subquery of its own.  The ttl has a tenth of a second more.  An insert that took
+ *	 longer is extended by that time: the ttl counts from the end of the wait.
+ * - "completed" needs a row that the snapshot sees and whose xmax is 0.  Nobody had begun to
+ *	 update, delete or lock it when we looked: so it was the latest version, and no removal was
+ *	 under way.  The answer was true then, and needs no lock.  Of the two rows of a key that the
+ *	 snapshot of a whole transaction can see, the dropped one has an xmax.
+ *
+ * (Replaced by sql/idem-citus.sql.)
+ */
+CREATE FUNCTION @extschema@.idem__claim_at_once(
+	of_user text, of_request text, of_scope text, of_fingerprint bytea, wait interval,
+	OUT outcome text, OUT result jsonb, OUT progress jsonb, OUT token int8, OUT expires_at timestamptz, OUT lease_until timestamptz)
+LANGUAGE plpgsql AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	previous text COLLATE "C";	-- note; see idem__note()
+	ignored text;				-- assigned to, since PERFORM would need a query
+BEGIN
+	-- Whether the arguments are good is seen at a glance here; otherwise others say what is wrong.
+	-- A brief wait needs another lock_timeout.
+	IF (of_user <> '' AND of_request <> ''
+			AND octet_length(of_user) <= 255 AND octet_length(of_request) <= 255 AND octet_length(of_scope) <= 255
+			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
+			AND CASE WHEN wait IS NOT NULL THEN wait BETWEEN interval '100 milliseconds' AND interval '25 days'
+				ELSE coalesce(current_setting('idem.wait', true), '') = ''
+					OR current_setting('idem.wait', true) COLLATE "C" ~ '^(-1|[1-9][0-9]{2,5} ?(ms)?|[1-9][0-9]{0,5} ?s)$' END
+			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
+		RETURN;
+	END IF;
+	WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE)
+	INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
+	SELECT date_trunc('second', begun + interval '1100999 microseconds' + p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)]),
+		'completed', of_request, of_user, of_scope, of_fingerprint
+	FROM @extschema@.idem__policies AS p
+	WHERE p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)] IS NOT NULL
+	ON CONFLICT (request_id, user_id, scope) DO NOTHING
+	RETURNING 'claimed', c.expires_at, current_setting('idem_held.latest', true),
+		set_config('idem_held.latest', '+' || c.ctid::text || E'\t' || array_to_json(ARRAY[of_user, of_request, of_scope])::text, true)
+	INTO outcome, expires_at, previous, ignored;
+	IF outcome IS NULL THEN
+		SELECT 'completed', c.result, c.progress, c.expires_at, c.lease_until, current_setting('idem_held.latest', true),
+			set_config('idem_held.latest', '-completed ' || array_to_json(ARRAY[of_user, of_request, of_scope])::text
+				|| E'\n' || coalesce(c.result::text, ''), true)
+		INTO outcome, result, progress, expires_at, lease_until, previous, ignored
+		FROM @extschema@.idem_claims AS c, @extschema@.idem__policies AS p
+		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C"
+			AND c.state = 'completed' AND c.xmax = '0'::xid AND (c.fingerprint <> of_fingerprint) IS NOT TRUE
+			AND c.expires_at > clock_timestamp() AND p.ttls[coalesce(array_position(p.scopes, of_scope COLLATE "C"), 1)] IS NOT NULL;
+		IF NOT FOUND THEN
+			RAISE SQLSTATE 'ID001';		-- releases the locks
+		END IF;
+	ELSIF clock_timestamp() > begun + interval '100 milliseconds' THEN
+		expires_at := @extschema@.idem__whole_second(expires_at + (clock_timestamp() - begun));
+		UPDATE @extschema@.idem_claims AS c SET expires_at = idem__claim_at_once.expires_at
+		WHERE c.request_id = of_request COLLATE "C" AND c.user_id = of_user COLLATE "C" AND c.scope = of_scope COLLATE "C"
+			AND @extschema@.idem__is_ours(c.xmin);
+	END IF;
+	IF previous ^@ '+' THEN
+		ignored := @extschema@.idem__keep(split_part(previous, E'\t', 2));
+	END IF;
+END $$;
+
+/*
+ * Claims a batch by one statement, and is true, if all its keys are valid, different and new, and
+ * nobody is in the way.  Otherwise nothing has happened.  The keys come sorted.
+ *
+ * The insert is that of idem__claim_at_once().  The look before it spares a part in which keys are
+ * known already; the insert decides.  Before each key it compares the clock with wait_until, so that no
+ * wait ends after the deadline; keys that it leaves out are missing at the end, and all is rolled back.
+ *
+ * (Replaced by sql/idem-citus.sql.)
+ */
+CREATE FUNCTION @extschema@.idem__claim_all_at_once(user_ids text[], request_ids text[], of_scope text, fingerprints bytea[],
+	wait_until timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	keys constant int4 := cardinality(user_ids);
+	held text[];
+BEGIN
+	-- (A scalar subquery: of EXISTS the planner could make a hash of the whole table.)
+	PERFORM FROM unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
+	WHERE (octet_length(e.user_id) BETWEEN 1 AND 255 AND octet_length(e.request_id) BETWEEN 1 AND 255
+			AND (e.fingerprint IS NULL OR octet_length(e.fingerprint) BETWEEN 1 AND 64)) IS NOT TRUE
+		OR (SELECT true FROM @extschema@.idem_claims AS c WHERE c.request_id = e.request_id COLLATE "C"
+			AND c.user_id = e.user_id COLLATE "C" AND c.scope = of_scope COLLATE "C" LIMIT 1);
+	IF FOUND THEN
+		RETURN false;
+	END IF;
+	WITH locked AS (SELECT FROM @extschema@.idem_scopes FOR KEY SHARE),
+		inserted AS (
+			INSERT INTO @extschema@.idem_claims AS c (expires_at, state, request_id, user_id, scope, fingerprint)
+			SELECT date_trunc('second', clock_timestamp() + interval '1100999 microseconds' + p.ttl),
+				'completed', e.request_id, e.user_id, of_scope, e.fingerprint
+			FROM (SELECT f.ttls[coalesce(array_position(f.scopes, of_scope COLLATE "C"), 1)] FROM @extschema@.idem__policies AS f) AS p (ttl),
+				unnest(user_ids, request_ids, fingerprints) AS e (user_id, request_id, fingerprint)
+			WHERE p.ttl IS NOT NULL AND clock_timestamp() < wait_until
+			ON CONFLICT (request_id, user_id, scope) DO NOTHING
+			RETURNING c.user_id, c.request_id, c.scope)
+	SELECT array_agg(array_to_json(ARRAY[i.user_id, i.request_id, i.scope])::text) INTO held FROM inserted AS i;
+	IF cardinality(held) IS DISTINCT FROM keys THEN
+		RAISE SQLSTATE 'ID001';
+	END IF;
+	-- Note them as if they had been claimed one after the other.
+	PERFORM @extschema@.idem__note(E'+\t' || held[keys]),
+		CASE WHEN keys > 1 THEN @extschema@.idem__keep(array_to_string(held[:keys - 1], E'\n')) END;
+	RETURN true;
+EXCEPTION
+	WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+		RETURN false;
+END $$;
+
+-- Claims a key of a batch.  A malformed one is answered with invalid, and the others are claimed.
 CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql AS $$
@@ -559,78 +325,224 @@ BEGIN
 	RETURN answer;
 END $$;
 
--- Claims in the order of the keys, whatever the order of the arrays.  So batches that come
--- first in their transactions never deadlock with each other.
-CREATE FUNCTION @extschema@.idem_claim_many(
-	user_ids text[], request_ids text[], scope text DEFAULT '',
-	fingerprints bytea[] DEFAULT NULL, wait interval DEFAULT NULL)
-RETURNS TABLE (ordinal int4, outcome @extschema@.idem_outcome, result jsonb)
-LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+-- Claims a key, as described above.  lease: NULL for a transactional claim.  tells_progress: the
+-- call returns the progress of the holder whose lapsed lease it takes over.  strict: raise ID400
+-- for a key whose own time breaks the policy; otherwise answer invalid.
+CREATE FUNCTION @extschema@.idem__claim_key(
+	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
+	lease interval, progress jsonb, tells_progress boolean, strict boolean)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql
+SET lock_timeout = '100'			-- so that the next element of a batch finds it as it was
+AS $$
 DECLARE
-	deadline constant timestamptz := @extschema@.idem__deadline(wait);
-	wait_until constant timestamptz := deadline - interval '100 milliseconds';		-- see idem__claim_all_at_once()
-	refused text;
-	was_claimed boolean;		-- the part, at once
-	sorted record;
-	keys int4;
-	first int4 := 1;			-- of a part of the batch
-	last int4;
-	part int4 := 250;
-	outcomes @extschema@.idem_outcome[] := '{}';
-	results jsonb[] := '{}';
-	answers record;
+	pause interval := '1 millisecond';
+	slices int4 := 0;
+	is_refused boolean := false;	-- the look before: a lock was not available
+	answer @extschema@.idem__answer;
+	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
-	PERFORM @extschema@.idem__check_scope(scope);
-	refused := CASE
-		WHEN user_ids IS NULL THEN 'user_ids and request_ids must not be null'
-		WHEN array_ndims(user_ids) > 1 THEN 'arrays must have one dimension'
-		WHEN request_ids IS NULL THEN 'user_ids and request_ids must not be null'
-		WHEN array_ndims(request_ids) > 1 OR array_ndims(fingerprints) > 1 THEN 'arrays must have one dimension'
-		WHEN cardinality(user_ids) <> cardinality(request_ids) OR cardinality(user_ids) <> cardinality(fingerprints)
-			THEN 'arrays must have the same length' END;
-	-- (The limit is the C edition's.)
-	IF refused IS DISTINCT FROM 'arrays must have one dimension'
-		AND greatest(cardinality(user_ids), cardinality(request_ids), cardinality(fingerprints)) > 10000000 THEN
-		PERFORM @extschema@.idem__raise('ID400', 'more than 10000000 requests in one call', 'Fix the client: pass them in several calls.');
-	END IF;
-	IF refused IS NOT NULL THEN
-		PERFORM @extschema@.idem__raise('ID400', refused,
-			'Fix the client: pass one-dimensional arrays of the same length, one element a request.');
-	END IF;
-	PERFORM @extschema@.idem__require_writable('idem_claim_many()');
-
-	SELECT array_agg(e.user_id) AS user_ids, array_agg(e.request_id) AS request_ids, array_agg(e.fingerprint) AS fingerprints,
-		array_agg(e.n::int4) AS ordinals
-	INTO sorted
-	FROM (SELECT t.n, t.user_id, t.request_id, t.fingerprint
-			FROM unnest(user_ids, request_ids, fingerprints) WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
-			ORDER BY t.request_id COLLATE "C", t.user_id COLLATE "C", t.n) AS e;
-	keys := coalesce(cardinality(sorted.ordinals), 0);
-
-	-- In parts, which are rolled back one by one where somebody is in the way.  They double as
-	-- long as nobody is: so the subtransactions are few, and at most half of the work is done
-	-- twice.
-	WHILE first <= keys LOOP
-		last := least(first + part - 1, keys);
-		was_claimed := CASE WHEN last > first AND clock_timestamp() < wait_until THEN @extschema@.idem__claim_all_at_once(
-			sorted.user_ids[first:last], sorted.request_ids[first:last], scope, sorted.fingerprints[first:last], wait_until) ELSE false END;
-		IF was_claimed THEN
-			part := part * 2;
-			outcomes := outcomes || array_fill('claimed'::@extschema@.idem_outcome, ARRAY[last - first + 1]);
-			results := results || array_fill(NULL::jsonb, ARRAY[last - first + 1]);
-		ELSE
-			part := 250;
-			SELECT array_agg(a.outcome::@extschema@.idem_outcome) AS outcomes, array_agg(a.result) AS results INTO answers
-			FROM (SELECT t.user_id, t.request_id, t.fingerprint
-					FROM unnest(sorted.user_ids[first:last], sorted.request_ids[first:last], sorted.fingerprints[first:last])
-						WITH ORDINALITY AS t (user_id, request_id, fingerprint, n)
-					ORDER BY t.n) AS e,
-				@extschema@.idem__claim_element(e.user_id, e.request_id, idem_claim_many.scope, e.fingerprint, deadline) AS a;
-			outcomes := outcomes || answers.outcomes;
-			results := results || answers.results;
+	PERFORM @extschema@.idem__check_fingerprint(fingerprint), @extschema@.idem__require_writable(command);
+	LOOP
+		answer := NULL;
+		BEGIN
+			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
+			is_refused := NOT is_refused;	-- until it ends, if it is a look
+			IF is_refused THEN
+				answer := @extschema@.idem__look(key, fingerprint, lease, progress, tells_progress);
+				is_refused := false;
+				EXIT WHEN answer.outcome = 'claimed';
+			ELSE
+				-- Perhaps by the lock of idem_scopes, which a look does not wait for.
+				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
+			END IF;
+			RAISE SQLSTATE 'ID001';
+		EXCEPTION
+			WHEN SQLSTATE 'ID001' THEN
+				NULL;
+			WHEN lock_not_available THEN
+				slices := slices + 1;
+		END;
+		EXIT WHEN answer.outcome IS NOT NULL;
+		IF clock_timestamp() >= deadline AND (is_refused OR answer.lease_until IS NOT NULL) THEN
+			answer.outcome := @extschema@.idem__outcome_of_passed(deadline);
+			EXIT;
+		ELSIF answer.lease_until IS NOT NULL THEN
+			PERFORM pg_sleep(date_part('epoch', least(clock_timestamp() + pause, answer.lease_until, deadline) - clock_timestamp()));
+			pause := least(pause * 2, interval '100 milliseconds');
 		END IF;
-		first := last + 1;
 	END LOOP;
-	RETURN QUERY SELECT t.n, t.outcome, t.result FROM unnest(sorted.ordinals, outcomes, results) AS t (n, outcome, result) ORDER BY t.n;
+
+	IF answer.outcome = 'claimed' THEN
+		-- A crash must not lose this commit: the token would be drawn again.
+		IF lease IS NOT NULL THEN
+			PERFORM @extschema@.idem__commit_synchronously();
+		END IF;
+		RETURN answer;
+	ELSIF answer.outcome = 'invalid' AND strict THEN
+		PERFORM @extschema@.idem__raise_of_key('ID400', CASE WHEN @extschema@.idem__key_time(key) IS NULL
+				THEN 'request_id is not a version 7 UUID in canonical lower-case form' ELSE 'request id is ahead of the clock' END,
+			CASE WHEN @extschema@.idem__key_time(key) IS NULL
+				THEN 'Fix the client: this scope has key_time = uuidv7 and needs the time in the id.'
+				ELSE 'Fix the client: its clock is more than a minute ahead.' END, key);
+	ELSIF answer.outcome <> 'invalid' THEN
+		ignored := @extschema@.idem__note_answer(@extschema@.idem__held_text(key), answer.outcome, answer.result);
+	END IF;
+	IF is_refused AND current_setting('transaction_isolation') = 'serializable' THEN
+		-- The answer has to be a read of the row.
+		BEGIN
+			PERFORM set_config('lock_timeout', '1', true);
+			PERFORM FROM @extschema@.idem_claims AS c
+			WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
+		EXCEPTION WHEN lock_not_available THEN
+			NULL;				-- somebody has locked the table
+		END;
+	END IF;
+	RETURN answer;
+END $$;
+
+-- Looks at the key, and claims it if it can.  The row is written twice if it is inserted for a
+-- lease, whose token is drawn when it has the row, or after a wait: the ttl counts from now.
+CREATE FUNCTION @extschema@.idem__look(
+	key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, tells_progress boolean)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
+	policy @extschema@.idem__scope_policy;
+	key_time timestamptz;
+	is_new boolean;
+	only_ours boolean;
+	is_successor boolean;		-- keeps the fingerprint, promise and progress of the row, which is of this request
+	answer @extschema@.idem__answer;
+BEGIN
+	policy := @extschema@.idem__policy_of_claim(key.scope);
+	IF policy.uuidv7 THEN
+		key_time := @extschema@.idem__key_time(key);
+		IF key_time IS NULL OR key_time > clock_timestamp() + interval '1 minute' THEN
+			answer.outcome := 'invalid';
+			RETURN answer;
+		END IF;
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM @extschema@.idem__check_lease_max(key, lease, policy.lease_max),
+			@extschema@.idem__check_size(key, 'progress', new_progress, policy.result_max_bytes);
+	END IF;
+
+	answer.expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, begun + lease);
+	INSERT INTO @extschema@.idem_claims AS c (expires_at, lease_until, state, request_id, user_id, scope, fingerprint, progress)
+	VALUES (answer.expires_at, begun + lease, new_state, key.request_id, key.user_id, key.scope, new_fingerprint, new_progress)
+	ON CONFLICT (request_id, user_id, scope) DO NOTHING;
+	is_new := FOUND;
+	IF NOT is_new THEN
+		answer := @extschema@.idem__decide(key, new_fingerprint, tells_progress, policy, key_time);
+	ELSIF @extschema@.idem__may_be_forgotten(key_time, policy) THEN
+		-- The insert is rolled back, so read the absence: SERIALIZABLE has to see it.
+		PERFORM FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key);
+		RETURN ROW ('stale', NULL, NULL, NULL, NULL, NULL)::@extschema@.idem__answer;
+	ELSE
+		answer.outcome := 'claimed';
+	END IF;
+	IF answer.outcome = 'claimed' THEN
+		answer.token := CASE WHEN lease IS NOT NULL THEN @extschema@.idem__draw_token(key) END;
+		-- (Not NOWAIT, which refuses it behind a change that waits for this transaction.)
+		PERFORM set_config('lock_timeout', '1', true);
+		LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
+		PERFORM set_config('lock_timeout', '100', true);
+	END IF;
+	IF (SELECT p FROM @extschema@.idem__policy(key.scope) AS p) IS DISTINCT FROM policy THEN
+		RETURN NULL;			-- the transaction that the insert waited for may have changed it
+	ELSIF answer.outcome IS DISTINCT FROM 'claimed' THEN
+		RETURN answer;
+	END IF;
+
+	is_successor := NOT is_new AND answer.expires_at IS NOT NULL;
+	answer.lease_until := clock_timestamp() + lease;
+	only_ours := @extschema@.idem__only_ours_counts(key);
+	IF NOT is_new OR lease IS NOT NULL OR answer.expires_at < clock_timestamp() + policy.ttl
+		OR clock_timestamp() - begun > interval '10 milliseconds' THEN
+		answer.expires_at := greatest(CASE WHEN is_successor THEN answer.expires_at END,
+			@extschema@.idem__remembered_until(policy.ttl, key_time, answer.lease_until));
+		-- The progress of the predecessor takes precedence: the successor passed its own before it was told.
+		UPDATE @extschema@.idem_claims AS c SET expires_at = answer.expires_at, lease_until = answer.lease_until,
+			token = answer.token, state = new_state, result = NULL,
+			fingerprint = CASE WHEN is_successor THEN coalesce(new_fingerprint, c.fingerprint) ELSE new_fingerprint END,
+			progress = coalesce(answer.progress, new_progress)
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+			AND (NOT only_ours OR @extschema@.idem__is_ours(c.xmin));
+	END IF;
+	PERFORM @extschema@.idem__note(E'+\t' || @extschema@.idem__held_text(key));
+	RETURN answer;
+END $$;
+
+-- Decisions 3 to 8, by the row of the key.  "claimed": the claim can take its place, and this
+-- transaction has locked it; with the expires_at and progress of the row if it is of this same
+-- request, and not one that counts as absent.
+CREATE FUNCTION @extschema@.idem__decide(
+	key @extschema@.idem__key, fingerprint bytea, tells_progress boolean, policy @extschema@.idem__scope_policy, key_time timestamptz)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql AS $$
+DECLARE
+	seen record;
+	is_live boolean;
+	answer @extschema@.idem__answer;
+BEGIN
+	SELECT c.xmin AS version,
+		@extschema@.idem__is_ours(c.xmin) AND @extschema@.idem__is_of_now(c.state, c.lease_until) AS ours,
+		c.state::text AS state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress
+	INTO seen FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+	ORDER BY ours DESC LIMIT 1;		-- see idem__only_ours_counts()
+	IF NOT FOUND THEN
+		RETURN answer;
+	END IF;
+
+	is_live := seen.state = 'in_progress' AND NOT seen.ours AND seen.lease_until > clock_timestamp();
+	IF policy.reclaim AND NOT seen.ours AND seen.expires_at <= clock_timestamp()
+		AND NOT is_live AND NOT (seen.state = 'in_progress' AND policy.unknown) THEN
+		-- 3
+		answer.outcome := CASE WHEN @extschema@.idem__may_be_forgotten(key_time, policy) THEN 'stale' ELSE 'claimed' END;
+	ELSE
+		answer.outcome := CASE
+			-- 4
+			WHEN seen.fingerprint <> fingerprint THEN 'mismatch'
+			-- 5 and 8
+			WHEN seen.state = 'completed' THEN 'completed'
+			WHEN seen.state = 'failed' THEN CASE WHEN policy.retryable THEN 'claimed' ELSE 'failed' END
+			-- 6
+			WHEN is_live THEN NULL
+			WHEN seen.ours THEN 'in_progress'
+			-- 7
+			WHEN policy.unknown THEN 'unknown'
+			-- A caller who does not see the progress would do all the work again.
+			WHEN seen.progress IS NOT NULL AND NOT tells_progress THEN 'unknown'
+			ELSE 'claimed' END;
+		-- Under another fingerprint the stored row belongs to another request.
+		IF answer.outcome IS DISTINCT FROM 'mismatch' THEN
+			answer.progress := seen.progress;
+			answer.expires_at := seen.expires_at;
+			answer.lease_until := seen.lease_until;
+			answer.result := CASE WHEN answer.outcome <> 'claimed' THEN seen.result END;
+		END IF;
+	END IF;
+
+	IF answer.outcome = 'claimed' THEN
+		PERFORM FROM @extschema@.idem_claims AS c
+		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND c.xmin = seen.version
+		FOR NO KEY UPDATE;
+		IF NOT FOUND THEN
+			answer := NULL;			-- changed meanwhile
+		END IF;
+	END IF;
+	RETURN answer;
+END $$;
+
+-- The next token, for a lease whose row this transaction has.  The holder before has drawn its own while
+-- it had the row: so tokens grow from holder to holder, even if the row was deleted in between.
+-- (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__draw_token(key @extschema@.idem__key) RETURNS int8 LANGUAGE plpgsql AS $$
+BEGIN
+	RETURN nextval('@extschema@.idem_token_seq');
 END $$;

@@ -71,15 +71,6 @@ CREATE TYPE @extschema@.idem__terms AS (
 	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
 	failed text, lapsed text, expired text, key_time text, guarded_since timestamptz, scopes text);
 
--- The policy of a scope
-CREATE TYPE @extschema@.idem__scope_policy AS (
-	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
-	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
-	guarded_since timestamptz,
-	has_settings boolean,		-- false: the snapshot sees no row of idem_settings
-	undeclared boolean			-- no request can be claimed in this scope
-);
-
 -- The policy that follows from the settings and the row of a scope; either can be NULL.
 CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
 RETURNS SETOF @extschema@.idem__scope_policy
@@ -290,3 +281,51 @@ BEGIN
 		PERFORM @extschema@.idem__renew_policies(true);
 	END IF;
 END $block$;
+
+-- ----- what follows for a claim -----
+
+-- expires_at of a claim that is made or settled now: the ttl after now, or after the key's own time if
+-- that is later, and not before the lease ends.
+CREATE FUNCTION @extschema@.idem__remembered_until(ttl interval, key_time timestamptz, lease_until timestamptz)
+RETURNS timestamptz LANGUAGE sql
+AS $$ SELECT @extschema@.idem__whole_second(greatest(greatest(clock_timestamp(), key_time) + ttl, lease_until)) $$;
+
+-- Whether a key of that time that has no row may have been executed and forgotten.  A claim made at c under
+-- this policy keeps its row until max(c, key_time) + ttl at least; one from before guarded_since may have been
+-- made under another policy.
+CREATE FUNCTION @extschema@.idem__may_be_forgotten(key_time timestamptz, policy @extschema@.idem__scope_policy)
+RETURNS boolean
+LANGUAGE sql AS $$
+	SELECT coalesce(key_time <= clock_timestamp() - policy.ttl OR key_time <= policy.guarded_since, false)
+$$;
+
+-- The policy of a scope.  Raises ID400 if no request can be claimed in it, 40001 if the snapshot is
+-- older than the settings.
+CREATE FUNCTION @extschema@.idem__policy_of_claim(of_scope text) RETURNS @extschema@.idem__scope_policy
+LANGUAGE plpgsql AS $$
+DECLARE
+	policy constant @extschema@.idem__scope_policy := (SELECT p FROM @extschema@.idem__policy(of_scope) AS p);
+BEGIN
+	IF NOT policy.has_settings AND @extschema@.idem__keeps_snapshot() THEN
+		PERFORM @extschema@.idem__raise('40001', 'could not serialize access: idem was installed after this transaction''s snapshot',
+			'Retry the transaction.');
+	ELSIF policy.undeclared THEN
+		PERFORM @extschema@.idem__raise_undeclared(of_scope);
+	END IF;
+	RETURN policy;
+END $$;
+
+-- idem_call() claims by idem_claim(), which knows it by its fingerprint: errors of that call.
+CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+	IF outcome = 'mismatch' THEN
+		-- The caller has passed no fingerprint: say what differs.
+		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
+			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
+	ELSIF outcome = 'completed' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
+			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
+		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
+			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
+	END IF;
+END $$;

@@ -40,3 +40,12 @@ CREATE TYPE @extschema@.idem__claim AS (
 	result jsonb,
 	progress jsonb
 );
+
+-- The policy of a scope
+CREATE TYPE @extschema@.idem__scope_policy AS (
+	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
+	retryable boolean, unknown boolean, reclaim boolean, uuidv7 boolean,
+	guarded_since timestamptz,
+	has_settings boolean,		-- false: the snapshot sees no row of idem_settings
+	undeclared boolean			-- no request can be claimed in this scope
+);
