@@ -34,7 +34,8 @@ BEGIN
 	IF (@extschema@.idem__lock_row('idem_release()', key, token, true, false)).state IS NULL THEN
 		RETURN false;		-- a repeated release ends here too
 	END IF;
-	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb), @extschema@.idem__store(key, NULL::@extschema@.idem__claim, true);
+	PERFORM @extschema@.idem__note_settled(key, NULL::jsonb),
+		@extschema@.idem__store(key, NULL::@extschema@.idem__claim, true);
 	RETURN true;
 END $$;
 

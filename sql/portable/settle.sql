@@ -12,9 +12,9 @@ CREATE FUNCTION @extschema@.idem__lock_row(
 	command text, key @extschema@.idem__key, of_token int8, may_be_absent boolean, may_be_settled boolean)
 RETURNS @extschema@.idem__claim
 LANGUAGE plpgsql
-SET lock_timeout = '100' SET enable_seqscan = off SET jit = off AS $$	-- see idem__bound_lock_waits()
+SET lock_timeout = '100' SET enable_seqscan = off SET jit = off AS $$	-- see idem__claim_at_once()
 DECLARE
-	ignored text := @extschema@.idem__require_writable(command);	-- assigned to, since PERFORM would need a query
+	ignored text := @extschema@.idem__require_writable(command);		-- PERFORM would need a query
 	deadline constant timestamptz := @extschema@.idem__deadline(NULL::interval);
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
 	-- If the snapshot may be too old to see the row, the insert comes first: it raises 40001 then.
@@ -62,14 +62,15 @@ BEGIN
 		PERFORM @extschema@.idem__raise_of_key('ID410', pg_catalog.format('there is no such request in scope "%s"', key.scope),
 			'Check the scope and the ids in DETAIL. If they are right, the request was released or dropped: stop, and roll back.', key);
 	ELSIF was.state::text <> 'in_progress' AND NOT may_be_settled THEN
-		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is settled', 'Stop, and roll back: the request is completed or failed.', key);
+		PERFORM @extschema@.idem__raise_of_key('ID410', 'lease is settled',
+			'Stop, and roll back: the request is completed or failed.', key);
 	END IF;
 	RETURN was;
 END $$;
 
 -- Writes what has changed of a row that this transaction has locked; changed NULL: deletes the row.
-CREATE FUNCTION @extschema@.idem__store(key @extschema@.idem__key, changed @extschema@.idem__claim, must_survive_crash boolean)
-RETURNS void
+CREATE FUNCTION @extschema@.idem__store(
+	key @extschema@.idem__key, changed @extschema@.idem__claim, must_survive_crash boolean) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
 	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
@@ -89,17 +90,13 @@ BEGIN
 	END IF;
 END $$;
 
-/*
- * Ends a key.  True: stored.  False: an identical repeat, or somebody else has healed it.
- * The row decides who may settle it, never this transaction's memory or the clock:
- *
- * - a transactional claim (token NULL): the transaction that wrote the row.  The row is
- *	 completed from the start; settling stores a response in it, or makes it a failure;
- * - a lease: a caller with the token that is in the row.  The row keeps it, which tells the holder's
- *	 repeat from an attempt by somebody else;
- * - idem_heal(): everybody, a request in progress.  The row loses its lease_until, so that a late holder
- *	 learns that the request is settled, instead of an error.
- */
+-- Ends a key.  True: stored.  False: an identical repeat, or somebody else has healed it.  The row decides who
+-- may settle it, never this transaction's memory or the clock:
+--
+-- - a transactional claim (token NULL, completed from the start): the transaction that wrote the row;
+-- - a lease: a caller with the token in the row, which keeps it, so that the holder's repeat can be told;
+-- - idem_heal(): everybody, a request in progress.  The row loses its lease_until: so a late holder learns that
+--   the request is settled, instead of an error.
 CREATE FUNCTION @extschema@.idem__settle(command text, key @extschema@.idem__key, token int8, new_state text, new_result jsonb)
 RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -120,8 +117,7 @@ BEGIN
 			IF was.state::text <> 'in_progress' THEN
 				RAISE SQLSTATE 'ID001';		-- releases the lock
 			END IF;
-		EXCEPTION
-			WHEN SQLSTATE 'ID001' THEN
+		EXCEPTION WHEN SQLSTATE 'ID001' THEN
 		END;
 	ELSE
 		SELECT c.* INTO was FROM @extschema@.idem_claims AS c
@@ -133,7 +129,8 @@ BEGIN
 		END IF;
 	END IF;
 
-	IF was.state::text <> 'in_progress' AND NOT (may_be_open AND was.token IS NULL AND was.state::text = 'completed' AND was.result IS NULL) THEN
+	IF was.state::text <> 'in_progress'
+		AND NOT (may_be_open AND was.token IS NULL AND was.state::text = 'completed' AND was.result IS NULL) THEN
 		IF heals AND was.state::text = 'failed' THEN
 			PERFORM @extschema@.idem__raise_of_key('ID410', 'request has failed for good',
 				'The request has already failed; use a new id, or idem_forget().', key);
@@ -158,16 +155,13 @@ BEGIN
 	RETURN true;
 END $$;
 
--- The common case of idem_complete(result), in one statement: the latest claim call of this transaction was
--- decided by idem__claim_at_once(), claimed a key, and it is the only one unsettled.  False: it is another
--- case, or the result is too large; idem__settle() has to decide.
---
+-- The common case of idem_complete(result), in one statement: idem__claim_at_once() claimed the only unsettled
+-- key of this transaction.  False: it is another case, or the result is too large; idem__settle() has to decide.
 -- The note says where the row is.  It may be forged, or name another row since the table was rewritten: so the
--- row has to have the key, and to be one that this transaction wrote (as in idem__is_ours()) and has not
--- settled with a result.  No other transaction sees such a row, so the update waits for nobody.
---
--- Each function that an expression of PL/pgSQL calls costs in each transaction, hence few of them.  The SET
--- clauses of idem_complete(jsonb) hold here too.  (Replaced by sql/idem-citus.sql.)
+-- row has to have the key, and to be one that this transaction wrote (as in idem__is_ours()) and has not settled
+-- with a result.  No other transaction sees such a row, so the update waits for nobody.
+-- PL/pgSQL prepares an expression anew in each transaction, at a cost for each function in it: so there are few.
+-- (Replaced by sql/idem-citus.sql.)
 CREATE FUNCTION @extschema@.idem__complete_at_once(new_result jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	latest constant text COLLATE "C" := current_setting('idem_held.latest', true);
@@ -198,8 +192,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION @extschema@.idem_complete(result jsonb DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
-SET jit = off AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off AS $$
 BEGIN
 	IF @extschema@.idem__complete_at_once(result) THEN
 		RETURN true;
