@@ -16,8 +16,6 @@
  * idem__citus_NAME() of this file in the place of idem__NAME():
  *
  *	key_of, check_scope, claim_marker	refuse on a node that is not admitted, see "Rights"
- *	latest_row			is in PL/pgSQL, since Citus refuses to plan an SQL function that
- *						reads a distributed table and has parameters
  *	claim_at_once, complete_at_once	decide the common case in one or two statements of Citus
  *	claim_all_at_once		does nothing: a batch is claimed one by one
  *	draw_token			draws the token of a lease on the node of its row, see "Tokens"
@@ -26,9 +24,8 @@
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
- * It calls idem__raise(), idem__policy_of(), idem__is_ours(), idem__order_of() and
- * idem__has_key() of that file, and declares idem__is_ours() immutable.  It also relies on two
- * rules of that file: a query of idem_claims names the user whose claims it reads, and an
+ * It calls idem__raise(), idem__policy_of(), idem__is_ours() and idem__has_key() of that file, and
+ * declares idem__is_ours() immutable.  It also relies on two rules of that file: a query of idem_claims names the user whose claims it reads, and an
  * update of idem_claims calls no volatile function.
  *
  * Tokens.  A lock of the key orders the holders on one node only.  So a claimant draws its
@@ -227,20 +224,6 @@ DECLARE
 	ignored constant text := @extschema@.idem__citus_require_admission();
 BEGIN
 	RETURN @extschema@.idem__local_claim_marker(key, command);
-END
-$$;
-
--- ----- reading -----
-
-CREATE FUNCTION @extschema@.idem__citus_latest_row(key @extschema@.idem__key)
-RETURNS SETOF @extschema@.idem__claim
-LANGUAGE plpgsql STABLE ROWS 1
-AS $$
-BEGIN
-	RETURN QUERY SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
-	FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1;
 END
 $$;
 
@@ -831,13 +814,11 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text) RENAME TO idem__claim_marker;
 	ALTER FUNCTION @extschema@.idem__check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__local_check_sink;
 	ALTER FUNCTION @extschema@.idem__citus_check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__check_sink;
-	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
-		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
+	DROP FUNCTION @extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[], timestamptz), @extschema@.idem__complete_at_once(jsonb),
 		@extschema@.idem__draw_token(@extschema@.idem__key),
 		@extschema@.idem__keep_place(@extschema@.idem__key), @extschema@.idem__keep_fence(@extschema@.idem__key, int8),
 		@extschema@.idem__clean(int8, timestamptz, timestamptz);
-	ALTER FUNCTION @extschema@.idem__citus_latest_row(@extschema@.idem__key) RENAME TO idem__latest_row;
 	ALTER FUNCTION @extschema@.idem__citus_claim_at_once(text, text, text, bytea, interval) RENAME TO idem__claim_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_claim_all_at_once(text[], text[], text, bytea[], timestamptz) RENAME TO idem__claim_all_at_once;
 	ALTER FUNCTION @extschema@.idem__citus_complete_at_once(jsonb) RENAME TO idem__complete_at_once;

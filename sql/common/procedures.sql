@@ -17,7 +17,8 @@ EXCEPTION WHEN invalid_transaction_termination THEN
 	END IF;
 END $function$;
 
--- The keys are listed when the call begins.  A request that is claimed later is not among them.
+-- The keys are listed when the call begins, by a read of the whole table: no index begins with the user.  A
+-- request that is claimed later is not among them.
 CREATE PROCEDURE @extschema@.idem_erase(user_id text, scope text DEFAULT NULL) LANGUAGE plpgsql AS $procedure$
 DECLARE
 	schema constant pg_catalog.regnamespace := @schema@;
@@ -46,7 +47,7 @@ BEGIN
 		ELSE
 			in_progress := in_progress OPERATOR(pg_catalog.+) 1;
 		END IF;
-		IF erased OPERATOR(pg_catalog.%) 1000 OPERATOR(pg_catalog.=) 0 THEN
+		IF (erased OPERATOR(pg_catalog.+) in_progress) OPERATOR(pg_catalog.%) 1000 OPERATOR(pg_catalog.=) 0 THEN
 			COMMIT;
 		END IF;
 	END LOOP;

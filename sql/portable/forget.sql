@@ -4,18 +4,13 @@ CREATE FUNCTION @extschema@.idem_forget(user_id text, request_id text, scope tex
 LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	was @extschema@.idem__claim;
+	was constant @extschema@.idem__claim := @extschema@.idem__lock_row('idem_forget()', key, NULL::int8, true, true);
 BEGIN
-	PERFORM @extschema@.idem__require_writable('idem_forget()');
-	was := @extschema@.idem__lock_row(key, NULL::int8);
-	IF was.state IS NULL THEN
-		RETURN false;
+	IF was.state IS NOT NULL THEN
+		PERFORM @extschema@.idem__note_settled(key, NULL::jsonb),
+			@extschema@.idem__store(key, NULL::@extschema@.idem__claim, was.token IS NOT NULL);
 	END IF;
-	PERFORM @extschema@.idem__drop(key);
-	IF was.token IS NOT NULL THEN
-		PERFORM @extschema@.idem__commit_synchronously();
-	END IF;
-	RETURN true;
+	RETURN was.state IS NOT NULL;
 END $$;
 
 -- True: the result and progress of a settled request are NULL now, or there was none.  False: the
@@ -24,16 +19,12 @@ CREATE FUNCTION @extschema@.idem__erase(user_id text, request_id text, scope tex
 LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	was @extschema@.idem__claim;
+	was @extschema@.idem__claim := @extschema@.idem__lock_row('idem_erase()', key, NULL::int8, true, true);
 BEGIN
-	PERFORM @extschema@.idem__require_writable('idem_erase()');
-	was := @extschema@.idem__lock_row(key, NULL::int8);
-	IF was.state = 'in_progress' THEN
-		RETURN false;
-	ELSIF was.result IS NOT NULL OR was.progress IS NOT NULL THEN
+	IF was.state::text <> 'in_progress' AND (was.result IS NOT NULL OR was.progress IS NOT NULL) THEN
 		was.result := NULL;
 		was.progress := NULL;
-		PERFORM @extschema@.idem__store(key, was);
+		PERFORM @extschema@.idem__store(key, was, false);
 	END IF;
-	RETURN true;
+	RETURN was.state::text IS DISTINCT FROM 'in_progress';
 END $$;

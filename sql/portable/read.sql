@@ -12,74 +12,59 @@ BEGIN
 	RETURN (@extschema@.idem__latest('idem_outcome()')).outcome;
 END $$;
 
--- The row of the key; if the snapshot sees two, ours, see idem__only_ours_counts().
--- (Replaced by sql/idem-citus.sql.)
-CREATE FUNCTION @extschema@.idem__latest_row(key @extschema@.idem__key) RETURNS SETOF @extschema@.idem__claim
-LANGUAGE sql STABLE ROWS 1 AS $$
-	SELECT c.expires_at, c.lease_until, c.token, c.state, c.request_id, c.user_id, c.scope, c.fingerprint, c.result, c.progress
-	FROM @extschema@.idem_claims AS c
+-- The row as a claim would see it: if expired = reclaim, an expired one is absent.  (If the snapshot sees two rows
+-- of the key, ours counts, see idem__only_ours_counts().)
+CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key, OUT outcome text, OUT result jsonb)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+	seen record;
+BEGIN
+	SELECT c.state::text AS state, c.lease_until, c.expires_at, c.result INTO seen FROM @extschema@.idem_claims AS c
 	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1
-$$;
-
--- The row as a claim would see it: if expired = reclaim, an expired one is absent.
-CREATE FUNCTION @extschema@.idem__as_claim_sees(key @extschema@.idem__key) RETURNS TABLE (outcome text, result jsonb)
-LANGUAGE sql STABLE ROWS 1 AS $$
-	SELECT CASE WHEN c.state::text = 'in_progress' AND c.lease_until <= clock_timestamp() AND p.unknown
-			THEN 'unknown' ELSE c.state::text END, c.result
-	FROM @extschema@.idem__latest_row(key) AS c, @extschema@.idem__policy((key).scope) AS p
-	WHERE NOT (p.reclaim AND c.expires_at <= clock_timestamp()
-		AND NOT (c.state::text = 'in_progress' AND (p.unknown OR c.lease_until > clock_timestamp())))
-$$;
+	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1;
+	SELECT CASE WHEN seen.state = 'in_progress' AND seen.lease_until <= clock_timestamp() AND p.unknown
+		THEN 'unknown' ELSE seen.state END, seen.result
+	INTO outcome, result FROM @extschema@.idem__policy(key.scope) AS p
+	WHERE NOT (p.reclaim AND seen.expires_at <= clock_timestamp()
+		AND NOT (seen.state = 'in_progress' AND (p.unknown OR seen.lease_until > clock_timestamp())));
+END $$;
 
 CREATE FUNCTION @extschema@.idem_result(user_id text, request_id text, scope text DEFAULT '') RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	RETURN (SELECT s.result FROM @extschema@.idem__as_claim_sees(key) AS s);
+	RETURN (@extschema@.idem__as_claim_sees(@extschema@.idem__key_of(user_id, request_id, scope))).result;
 END $$;
 
 CREATE FUNCTION @extschema@.idem_status(user_id text, request_id text, scope text DEFAULT '')
 RETURNS @extschema@.idem_outcome
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
 BEGIN
-	RETURN (SELECT s.outcome FROM @extschema@.idem__as_claim_sees(key) AS s);
+	RETURN (@extschema@.idem__as_claim_sees(@extschema@.idem__key_of(user_id, request_id, scope))).outcome;
 END $$;
 
--- When the transaction that wrote the row has committed; NULL: the server does not know.  NULL
--- on a standby, which raises an error if its primary does not track commits; and on Citus,
--- where another server may have written the row.
-CREATE FUNCTION @extschema@.idem__committed_at(key @extschema@.idem__key) RETURNS timestamptz
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-	IF current_setting('track_commit_timestamp') <> 'on' OR pg_is_in_recovery()
-		OR to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
-		RETURN NULL;
-	END IF;
-	RETURN (SELECT pg_xact_commit_timestamp(c.xmin) FROM @extschema@.idem_claims AS c
-		WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1);
-END $$;
-
+-- committed_at is NULL on a standby, where reading it raises an error if the primary does not track commits; and
+-- on Citus, where another server may have written the row.
 CREATE FUNCTION @extschema@.idem_lookup(user_id text, request_id text, scope text DEFAULT '')
 RETURNS TABLE (state @extschema@.idem_state, expires_at timestamptz, lease_until timestamptz,
 	fingerprint bytea, result jsonb, progress jsonb, committed_at timestamptz)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 1 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	tracks_commits constant boolean := current_setting('track_commit_timestamp') = 'on' AND NOT pg_is_in_recovery()
+		AND to_regclass('pg_catalog.pg_dist_partition') IS NULL;
 BEGIN
-	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress, @extschema@.idem__committed_at(key)
-	FROM @extschema@.idem__latest_row(key) AS c;
+	RETURN QUERY SELECT c.state, c.expires_at, c.lease_until, c.fingerprint, c.result, c.progress,
+		CASE WHEN tracks_commits THEN pg_xact_commit_timestamp(c.xmin) END
+	FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
+	ORDER BY @extschema@.idem__order_of(c.xmin) LIMIT 1;
 END $$;
 
 -- ----- work that was left behind -----
 
--- The rows with these settings are read by the index of unsettled claims, whatever the
--- statistics say, and each call is planned for its scope.  (The order of the columns follows
--- from the arguments: scope is both.)
+-- The settings have it read the index of unsettled claims, and plan each call for its scope.  (The order of
+-- the columns follows from the arguments: scope is both.)
 CREATE FUNCTION @extschema@.idem_lapsed(
 	INOUT scope text DEFAULT NULL, max_rows int4 DEFAULT 100,
 	OUT user_id text, OUT request_id text, OUT status text, OUT lease_until timestamptz, OUT progress jsonb)
@@ -104,9 +89,7 @@ BEGIN
 	LIMIT idem_lapsed.max_rows;
 END $$;
 
--- Roles that read a view have no right on the tables that it reads.  The index of unsettled
--- claims finds the rows.  security_barrier: otherwise the planner may call a function in the
--- reader's WHERE with rows that the view leaves out.
+-- security_barrier: otherwise a function in the reader's WHERE may get rows that the view leaves out.
 -- COLLATE: sql/idem-citus.sql gives the column another collation, which a view cannot follow.
 CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
 	SELECT c.scope, c.user_id COLLATE "C" AS user_id, c.request_id,
@@ -118,13 +101,9 @@ CREATE VIEW @extschema@.idem_unsettled WITH (security_barrier) AS
 			OR c.lease_until > clock_timestamp() OR c.expires_at > clock_timestamp())
 	ORDER BY c.lease_until NULLS FIRST;
 
--- SQL does not see which request a session waits for, nor sessions that sleep until a lease
--- ends.  It sees which transactions are waited for by sessions that use idem_claims.  A
--- prepared transaction has no process.
---
--- It reads the server's functions, not its views of them, as idem_stat_table does: Citus makes
--- all views that a view reads again on the other nodes, and plans them with the rights of the
--- reader, who may not read pg_authid.
+-- SQL sees which transactions are waited for by sessions that use idem_claims, not for which request, nor who
+-- sleeps until a lease ends.  A prepared transaction has no process.  The view reads the server's functions, not
+-- its views: those Citus makes again on the other nodes, for readers who may not read pg_authid.
 CREATE VIEW @extschema@.idem_holders WITH (security_barrier) AS
 	SELECT u.scope, u.user_id, u.request_id, NULL::int4 AS pid, NULL::text AS gid, NULL::timestamptz AS since,
 		u.lease_until, NULL::int8 AS waiters

@@ -43,6 +43,15 @@ INSERT INTO idem_claims (expires_at, state, request_id, user_id, scope, result)
 	SELECT date_trunc('second', now() + interval '1 h'), 'completed', i::text, 'many', '', to_jsonb(i) FROM generate_series(1, 2500) AS i;
 CALL idem_erase('many');
 SELECT count(*), count(result) FROM idem_claims WHERE user_id = 'many';
+-- It does not commit after each request in progress.
+INSERT INTO idem_claims (expires_at, lease_until, token, state, request_id, user_id, scope, progress)
+	SELECT date_trunc('second', now() + interval '1 h'), now() + interval '1 h', i, 'in_progress', i::text, 'busy', '', '1'
+	FROM generate_series(1, 300) AS i;
+SELECT pg_stat_force_next_flush();
+SELECT pg_stat_get_db_xact_commit(oid) AS commits FROM pg_database WHERE datname = current_database() \gset
+CALL idem_erase('busy');
+SELECT pg_stat_force_next_flush();
+SELECT pg_stat_get_db_xact_commit(oid) - :commits < 100 AS few_commits FROM pg_database WHERE datname = current_database();
 
 -- bad input
 CALL idem_erase(NULL);
