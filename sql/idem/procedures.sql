@@ -1,11 +1,11 @@
 -- ----- procedures that commit -----
 
--- They run with the caller's rights.  They can have no search_path of their own, so they qualify every name,
--- by the schema's current name.
+-- Such a procedure can have no search_path of its own, so it qualifies every name, by the
+-- schema's current name.  It runs with the caller's rights.
 
--- A procedure calls this when it has tried to commit in a block with EXCEPTION, where COMMIT always fails.
--- Raises an error if the procedure may not commit elsewhere either: the message, in the session's language, is
--- then the one of a function, which never may.
+-- Raises an error if the procedure may not commit.  It has tried to, in a block with EXCEPTION:
+-- there COMMIT always fails, and only the message, which is in the session's language, says why.
+-- Here it fails because a function never may.
 CREATE FUNCTION @extschema@.idem__require_commit(command text, refusal text, advice text) RETURNS void
 LANGUAGE plpgsql AS $function$
 BEGIN
@@ -23,13 +23,14 @@ DECLARE
 	schema constant pg_catalog.regnamespace := @schema@;
 	found pg_catalog.record;
 	is_erased pg_catalog.bool;
-	requests pg_catalog.int8 := 0;
 	erased pg_catalog.int8 := 0;
+	in_progress pg_catalog.int8 := 0;
 BEGIN
 	BEGIN
 		COMMIT;
 	EXCEPTION WHEN invalid_transaction_termination THEN
-		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', schema) USING 'idem_erase()', SQLERRM, '';
+		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', schema)
+			USING 'idem_erase()', SQLERRM, '';
 	END;
 	-- raises ID400 for a user or a scope that no request can have
 	EXECUTE pg_catalog.format('SELECT %s.idem_status($1, ''any'', COALESCE($2, ''''))', schema) USING user_id, scope;
@@ -40,16 +41,19 @@ BEGIN
 	LOOP
 		EXECUTE pg_catalog.format('SELECT %s.idem__erase($1, $2, $3)', schema) INTO is_erased
 			USING user_id, found.request_id, found.scope;
-		requests := requests OPERATOR(pg_catalog.+) 1;
-		erased := erased OPERATOR(pg_catalog.+) is_erased::pg_catalog.int4;
-		IF requests OPERATOR(pg_catalog.%) 1000 OPERATOR(pg_catalog.=) 0 THEN
+		IF is_erased THEN
+			erased := erased OPERATOR(pg_catalog.+) 1;
+		ELSE
+			in_progress := in_progress OPERATOR(pg_catalog.+) 1;
+		END IF;
+		IF erased OPERATOR(pg_catalog.%) 1000 OPERATOR(pg_catalog.=) 0 THEN
 			COMMIT;
 		END IF;
 	END LOOP;
 	COMMIT;
 	RAISE NOTICE 'requests erased: %', erased;
-	IF requests OPERATOR(pg_catalog.>) erased THEN
-		RAISE WARNING 'requests in progress, which keep their progress: %', requests OPERATOR(pg_catalog.-) erased
+	IF in_progress OPERATOR(pg_catalog.>) 0 THEN
+		RAISE WARNING 'requests in progress, which keep their progress: %', in_progress
 			USING HINT = 'Call idem_erase() again when they are settled. idem_unsettled lists them.';
 	END IF;
 END $procedure$;
@@ -58,20 +62,19 @@ END $procedure$;
 -- start is the low-water mark, which spares each batch the dead entries of the ones before.
 CREATE PROCEDURE @extschema@.idem_cleanup_all(batch_size int4 DEFAULT NULL) LANGUAGE plpgsql AS $procedure$
 DECLARE
-	schema constant pg_catalog.regnamespace := @schema@;
-	expired_before constant pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+	expired_before pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	start pg_catalog.timestamptz := '-infinity';
 	more pg_catalog.bool := true;
+	step constant pg_catalog.text := pg_catalog.format('SELECT more, next_start FROM %s.idem__cleanup_step($1, $2, $3)', @schema@);
 BEGIN
 	BEGIN
 		COMMIT;
 	EXCEPTION WHEN invalid_transaction_termination THEN
-		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', schema)
+		EXECUTE pg_catalog.format('SELECT %s.idem__require_commit($1, $2, $3)', @schema@)
 			USING 'idem_cleanup_all()', SQLERRM, '; or use idem_cleanup()';
 	END;
 	WHILE more LOOP
-		EXECUTE pg_catalog.format('SELECT more, next_start FROM %s.idem__cleanup_step($1, $2, $3)', schema)
-			INTO more, start USING batch_size, start, expired_before;
+		EXECUTE step INTO more, start USING batch_size, start, expired_before;
 		COMMIT;
 	END LOOP;
 END $procedure$;
