@@ -1,22 +1,23 @@
 -- ----- statistics -----
 
 CREATE VIEW @extschema@.idem_stat_cleanup AS
-	SELECT coalesce(sum(b.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(b.batches), 0)::int8 AS batches,
-		max(b.finished_at) AS last_run,
-		max(b.seconds) FILTER (WHERE b.finished_at = l.latest) AS last_batch_seconds,
-		coalesce(sum(b.seconds), 0) AS total_batch_seconds, coalesce(max(b.max_seconds), 0) AS max_batch_seconds,
+	SELECT b.rows_deleted, b.batches, b.last_run, b.last_batch_seconds, b.total_batch_seconds, b.max_batch_seconds,
 		(SELECT greatest(statement_timestamp() - e.expires_at, '0') FROM @extschema@.idem_claims AS e
 			WHERE e.expires_at > '-infinity' AND e.expires_at < 'infinity'		-- not one that was inserted by hand
 				AND NOT (e.state::text = 'in_progress' AND EXISTS (
 					SELECT FROM @extschema@.idem_scopes AS p WHERE p.scope = e.scope AND p.lapsed = 'unknown'))
 			ORDER BY e.expires_at LIMIT 1) AS oldest_expired_age,
-		coalesce(bool_or(b.more) FILTER (WHERE b.finished_at = l.latest), false) AS backlog,
-		(SELECT count(*) FROM @extschema@.idem_scopes AS p JOIN @extschema@.idem_claims AS e USING (scope)
-			WHERE p.lapsed = 'unknown' AND e.state = 'in_progress' AND e.expires_at <= now()) AS rows_unknown,
-		CASE WHEN max(b.finished_at) > clock_timestamp() - interval '1 hour' THEN 'sessions: this edition has no worker'
+		b.backlog,
+		(SELECT count(*) FROM @extschema@.idem_claims AS e JOIN @extschema@.idem_scopes AS p USING (scope)
+			WHERE e.expires_at <= now() AND e.state = 'in_progress' AND p.lapsed = 'unknown') AS rows_unknown,
+		CASE WHEN b.last_run > clock_timestamp() - interval '1 hour' THEN 'sessions: this edition has no worker'
 			ELSE 'nobody: no session has called idem_cleanup_all() in the last hour' END AS cleaning
-	FROM @extschema@.idem__cleanup_batches AS b,
-		(SELECT max(n.finished_at) FROM @extschema@.idem__cleanup_batches AS n) AS l (latest);
+	FROM (SELECT coalesce(sum(t.rows_deleted), 0)::int8 AS rows_deleted, coalesce(sum(t.batches), 0)::int8 AS batches,
+			max(t.finished_at) AS last_run, max(t.seconds) FILTER (WHERE t.finished_at = l.latest) AS last_batch_seconds,
+			coalesce(sum(t.seconds), 0) AS total_batch_seconds, coalesce(max(t.max_seconds), 0) AS max_batch_seconds,
+			coalesce(bool_or(t.more) FILTER (WHERE t.finished_at = l.latest), false) AS backlog
+		FROM @extschema@.idem__cleanup_batches AS t,
+			(SELECT max(n.finished_at) FROM @extschema@.idem__cleanup_batches AS n) AS l (latest)) AS b;
 
 COMMENT ON COLUMN @extschema@.idem_stat_cleanup.oldest_expired_age IS
 'how long the oldest claim that is still there, except those of rows_unknown, has been expired; 0: none has expired';
