@@ -2,8 +2,8 @@
 
 -- They run with the caller's rights, and qualify every name: they can have no search_path of their own.
 
--- Raises an error if its caller, a procedure, may not commit.  That has tried to, in a block with EXCEPTION, where
--- COMMIT always fails, and only the message, in the session's language, says why.  A function never may.
+-- For a procedure whose COMMIT has failed in a block with EXCEPTION, where it always does.  Raises an error if COMMIT
+-- fails outside the block too: then its message was, in the session's language, that of a function, which never may.
 CREATE FUNCTION @extschema@.idem__require_commit(command text, refusal text, advice text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
