@@ -142,10 +142,10 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 # the C edition can be renamed with its schema, and must not have a name within quotes.
 parts = $(foreach part,$1,$(or $(wildcard sql/$2/$(part).sql),sql/$(part).sql))
 C_PARTS = $(call parts,checks common/begin common/version common/types common/tables policy claim sink settle call lease read forget \
-	clean common/procedures common/statistics statistics common/overloads common/rights rights common/comments common/end,idem)
+	clean procedures common/statistics statistics common/overloads common/rights rights common/comments common/end,idem)
 PORTABLE_CHECKS = $(call parts,checks upgrade strangers,portable)
 PORTABLE_PARTS = $(call parts,common/begin common/version common/types common/tables types claim settle forget lease \
-	waiting keys policy session read sink call clean common/procedures common/statistics statistics common/overloads \
+	waiting keys policy session read sink call clean procedures common/statistics statistics common/overloads \
 	common/rights common/comments upgraded rights common/end,portable)
 # With an empty line between two parts
 JOIN = awk 'FNR == 1 && NR > 1 { print "" } { print }'
