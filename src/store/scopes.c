@@ -27,7 +27,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/sysattr.h"
 #include "access/table.h"
@@ -38,8 +37,6 @@
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
-#include "utils/fmgrprotos.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
@@ -120,60 +117,17 @@ idem_scopes_open(void)
 
 /* ----- scopes that are not declared ----- */
 
-#define ALIKE_CHARS			3
-#define ALIKE_NAMES_MAX		5
-
-/* Appends the first declared scopes that begin as this one, if there are any. */
-static void
-append_alike(StringInfo hint, const text *scope)
-{
-	Datum		start = DirectFunctionCall2(text_left, PointerGetDatum(scope),
-											Int32GetDatum(ALIKE_CHARS));
-	Relation	scopes = idem_scopes_open();
-	Relation	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	int			nnamed = 0;
-
-	ScanKeyInit(&key, Anum_scopes_scope, BTGreaterEqualStrategyNumber, F_TEXT_GE, start);
-	scan = systable_beginscan_ordered(scopes, index, NULL, 1, &key);
-	while (nnamed < ALIKE_NAMES_MAX &&
-		   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
-	{
-		bool		isnull;
-		Datum		declared = heap_getattr(tuple, Anum_scopes_scope,
-											RelationGetDescr(scopes), &isnull);
-
-		if (!DatumGetBool(DirectFunctionCall2Coll(text_starts_with, C_COLLATION_OID,
-												  declared, start)))
-			break;
-		appendStringInfo(hint, "%s\"%s\"",
-						 nnamed++ == 0 ? "Declared scopes that begin alike: " : ", ",
-						 TextDatumGetCString(declared));
-	}
-	if (nnamed > 0)
-		appendStringInfoString(hint, ". ");
-	systable_endscan_ordered(scan);
-	index_close(index, AccessShareLock);
-	table_close(scopes, AccessShareLock);
-}
-
 void
 idem_raise_undeclared_scope(const text *scope)
 {
 	char	   *name = text_to_cstring(scope);
-	StringInfoData hint;
 
-	initStringInfo(&hint);
-	append_alike(&hint, scope);
-	appendStringInfo(&hint, "Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
-					 quote_literal_cstr(name));
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_INVALID),
 			 errmsg("scope \"%s\" is not declared", name),
 			 errdetail("With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes."),
-			 errhint("%s", hint.data)));
+			 errhint("Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
+					 quote_literal_cstr(name))));
 }
 
 /* ----- triggers ----- */
