@@ -1,15 +1,21 @@
 -- ----- policy -----
 
 -- Only an operator may set what a claim promises, but anybody may change a custom setting.  So the settings are
--- a table.  The names of constraints are what an operator reads in an error.
+-- a table.
 CREATE TABLE @extschema@.idem_settings (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	ttl interval NOT NULL DEFAULT '1 day' CONSTRAINT "ttl must be 1 s to 36500 days, without months" CHECK (
-		ttl >= '1 second' AND ttl <= '36500 days' AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
-	lease interval NOT NULL DEFAULT '30 seconds' CONSTRAINT "lease must be positive, at most 36500 days, without months" CHECK (
-		lease > '0' AND lease <= '36500 days' AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
-	lease_max interval NOT NULL DEFAULT '1 day' CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
-		lease_max > '0' AND lease_max <= '36500 days' AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
+	ttl interval NOT NULL DEFAULT '1 day'
+		CONSTRAINT "ttl must be 1 s to 36500 days, without months" CHECK (
+		ttl >= '1 second' AND ttl <= '36500 days'
+		AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
+	lease interval NOT NULL DEFAULT '30 seconds'
+		CONSTRAINT "lease must be positive, at most 36500 days, without months" CHECK (
+		lease > '0' AND lease <= '36500 days'
+		AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	lease_max interval NOT NULL DEFAULT '1 day'
+		CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
+		lease_max > '0' AND lease_max <= '36500 days'
+		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
 	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000),
 	scopes text NOT NULL DEFAULT 'any' CHECK (scopes = 'any' OR scopes = 'declared')
@@ -63,47 +69,36 @@ $$;
 
 -- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl: an earlier claim of it
 -- would still have a row.  That holds only for claims made under this policy.  So guarded_since moves when a row
--- with uuidv7 appears, when uuidv7 is switched on, and when the ttl grows under it.  A key from before
--- guarded_since that has no row is stale.  A key's own time can be a minute ahead of its claim, so guarded_since
--- is a minute after the change.  A value that a user or a restored dump writes into it is ignored: this database
--- does not know what another one has promised.  (A dump makes the trigger after the rows: doc/portable.md says
--- what to run then.)
+-- with uuidv7 appears, when uuidv7 is switched on, and when the ttl grows under it; a key from before it that has
+-- no row is stale.  A key's own time can be a minute ahead of its claim, hence the minute.  What a user or a
+-- restored dump writes into guarded_since is ignored: this database does not know what another one has promised.
+-- (A dump makes the trigger after the rows: doc/portable.md says what to run then.)
 --
 -- The guard's lock waits for every transaction that has claimed, and holds new claims back until the change
--- commits (see idem__claim_key()).  So every claim under the old policy was made before guarded_since.  New
--- claims queue behind the waiting guard.  So it waits in slices, each the fiftieth part of what it may wait (a
--- tenth of a second of five), at most a second, and lets claims pass in between.  Two changes that wait for
--- each other are a deadlock; the first one to run out of patience ends it, with an error that says what to do.
+-- commits (see idem__claim_key()): so every claim under the old policy was made before guarded_since.  New claims
+-- queue behind the waiting guard.  So it waits in slices, and lets claims pass in between.  Of two changes that
+-- wait for each other, the first one to run out of patience gives up.
 --
 -- The trigger runs with the rights of the role that changes the row, so it calls none of our functions.
 CREATE FUNCTION @extschema@.idem__scopes_guard() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-	bad constant text := (SELECT v.name FROM (VALUES ('ttl', NEW.ttl), ('lease', NEW.lease), ('lease_max', NEW.lease_max)) AS v (name, length)
-		WHERE v.length <= '0' OR v.length > '36500 days' OR date_part('year', v.length) <> 0 OR date_part('month', v.length) <> 0
-		LIMIT 1);
 	caller_timeout constant text := current_setting('lock_timeout');
 	patience constant interval := CASE caller_timeout WHEN '0' THEN '5s' ELSE caller_timeout END;
 	give_up constant timestamptz := clock_timestamp() + patience;
+	slice_ms constant int4 := least(1000, ceil(1000 * date_part('epoch', patience) / 50));
 BEGIN
-	IF bad IS NOT NULL THEN
-		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, coalesce(NEW.scope, '')
-			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
-			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
-	ELSIF NEW.key_time = 'uuidv7' AND NEW.ttl IS NULL THEN
-		RAISE EXCEPTION 'policy of scope "%" has key_time = uuidv7, and so needs a ttl of its own', coalesce(NEW.scope, '')
-			USING ERRCODE = 'check_violation', CONSTRAINT = 'idem_scopes_key_time_ttl_check',
-			HINT = 'Set ttl in the same statement: for how long clients may retry a request.';
-	ELSIF NEW.key_time IS DISTINCT FROM 'uuidv7' THEN
+	IF NEW.key_time IS DISTINCT FROM 'uuidv7' THEN
 		NEW.guarded_since := NULL;
 		RETURN NEW;
-	ELSIF TG_OP = 'UPDATE' AND OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope AND NOT coalesce(NEW.ttl > OLD.ttl, false) THEN
+	ELSIF TG_OP = 'UPDATE' AND OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope
+		AND NOT coalesce(NEW.ttl > OLD.ttl, false) THEN
 		NEW.guarded_since := OLD.guarded_since;
 		RETURN NEW;
 	END IF;
 	LOOP
 		BEGIN
-			PERFORM set_config('lock_timeout', least(1000, ceil(1000 * date_part('epoch', patience) / 50))::int4::text, true);
+			PERFORM set_config('lock_timeout', slice_ms::text, true);
 			LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
 			EXIT;
 		EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -120,7 +115,7 @@ BEGIN
 	RETURN NEW;
 END $$;
 
-COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
+COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: sets guarded_since';
 
 -- Not ENABLE ALWAYS: a subscriber must keep the guarded_since of its publisher.
 CREATE TRIGGER idem__scopes_guard BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
@@ -128,17 +123,14 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 
 -- ----- all policies in one row -----
 
--- Common claims, and settlements by idem__complete_at_once(), read this row instead of idem_settings and
--- idem_scopes, which would be a tenth of their cost.  The arrays have a place for each row of idem_scopes, and
--- the first place, NULL in scopes, for all other scopes.  The ttl is NULL where more than that decides about
--- a new request: key_time = uuidv7, a scope that is not declared, no settings.
--- The row follows from the two tables.  So an extension's dump leaves it out, and cleaning compares it, in
--- case somebody has disabled the triggers.  Without it claims are slower, and right.
+-- Common claims, and settlements by idem__complete_at_once(), read this row, which is cheaper than idem_settings
+-- and idem_scopes.  The arrays have a place for each row of idem_scopes, and the first place, NULL in scopes, for
+-- all other scopes.  The ttl is NULL where more than that decides about a new request: key_time = uuidv7, a scope
+-- that is not declared, no settings.  Triggers make the row of the two tables, an extension's dump leaves it out,
+-- and cleaning compares it, in case somebody has disabled the triggers.  Without it claims are slower, and right.
 CREATE TABLE @extschema@.idem__policies (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	scopes text[] COLLATE "C" NOT NULL,
-	ttls interval[] NOT NULL,
-	results_max int4[] NOT NULL
+	scopes text[] COLLATE "C" NOT NULL, ttls interval[] NOT NULL, results_max int4[] NOT NULL
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem__policies IS 'one row, made of idem_settings and idem_scopes by triggers: ttl and result_max_bytes of each scope';
@@ -157,21 +149,20 @@ $$;
 -- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row has
 -- locked idem_scopes: so the guard waits in its slices, and not for the row.
 CREATE FUNCTION @extschema@.idem__renew_policies(is_changed boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	was_missing boolean;
 BEGIN
 	IF NOT is_changed AND EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
 			WHERE (r.scopes, r.ttls, r.results_max) IS NOT DISTINCT FROM (n.scopes, n.ttls, n.results_max)) THEN
 		RETURN false;
 	END IF;
 	LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
+	INSERT INTO @extschema@.idem__policies VALUES (true, '{}', '{}', '{}') ON CONFLICT (only_row) DO NOTHING;
+	was_missing := FOUND;
 	PERFORM FROM @extschema@.idem__policies FOR UPDATE;
 	UPDATE @extschema@.idem__policies AS r SET scopes = n.scopes, ttls = n.ttls, results_max = n.results_max
 	FROM @extschema@.idem__policies_now() AS n;
-	IF NOT FOUND THEN
-		INSERT INTO @extschema@.idem__policies (scopes, ttls, results_max) SELECT n.* FROM @extschema@.idem__policies_now() AS n
-		ON CONFLICT (only_row) DO NOTHING;
-		RETURN false;
-	END IF;
-	RETURN true;
+	RETURN NOT was_missing;
 END $$;
 
 CREATE FUNCTION @extschema@.idem__policies_changed() RETURNS trigger

@@ -1,9 +1,8 @@
 -- ----- this transaction's claims -----
 
--- A transaction remembers the answer of its latest claim call, and which keys it holds unsettled, for the short
--- forms: idem_result(), idem_outcome(), idem_complete(result), idem_fail(error).  The memory is in two custom
--- settings, set as by SET LOCAL: they follow savepoints exactly, and end with the transaction, also with a
--- prepared one.
+-- For the short forms, idem_result(), idem_outcome(), idem_complete(result) and idem_fail(error), a transaction
+-- notes the answer of its latest claim call, and which keys it holds unsettled.  The notes are two custom settings,
+-- set as by SET LOCAL: they follow savepoints exactly, and end with the transaction, also with a prepared one.
 --
 --	idem_held.latest	the answer of the latest claim call, one of
 --							+PLACE tab KEY			claimed, and not settled
@@ -14,10 +13,9 @@
 -- KEY is a json array, which has no line end and no tab.  PLACE is the ctid of the row, if the insert of the
 -- claim told it.  The RESULT of a replay is as it was then: the row may be gone by the time the caller asks.
 --
--- Anybody can set custom settings, so they decide nothing: the row decides who may settle a request, and
--- "claimed" is answered only if this transaction wrote the row.  What code in the same transaction can do by them:
--- settle another request that this transaction has claimed, if the short form is used; and make idem_outcome() and
--- idem_result() tell of another claim, or of a replay that did not happen.
+-- Anybody can set custom settings, so they decide nothing: a request is settled, and "claimed" answered, only if
+-- its row says that this transaction wrote it.  Forged notes can only make a short form settle another request of
+-- the same transaction, or tell of another claim or of a replay that did not happen.
 
 CREATE FUNCTION @extschema@.idem__held_text(key @extschema@.idem__key) RETURNS text LANGUAGE sql STABLE
 AS $$ SELECT array_to_json(ARRAY[(key).user_id::text, (key).request_id, (key).scope])::text $$;
@@ -61,7 +59,8 @@ DECLARE
 BEGIN
 	IF latest ^@ '+' AND split_part(latest, E'\t', 2) = held THEN
 		PERFORM set_config('idem_held.latest', '=' || substr(latest, 2), true);
-	ELSIF latest ^@ '-' AND held = ANY (others) AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
+	ELSIF latest ^@ '-' AND held = ANY (others)
+		AND split_part(latest, E'\n', 1) = split_part(latest, ' ', 1) || ' ' || held THEN
 		-- The holder has asked once more for what it holds.
 		PERFORM set_config('idem_held.latest', split_part(latest, E'\n', 1) || E'\n' || coalesce(result::text, ''), true);
 	END IF;
@@ -101,11 +100,10 @@ CREATE FUNCTION @extschema@.idem__is_of_now(state @extschema@.idem_state, lease_
 LANGUAGE sql STABLE AS $$ SELECT state <> 'in_progress' OR lease_until > now() $$;
 
 -- ORDER BY idem__order_of(c.xmin) puts the row of this transaction first, among the rows of a key that one snapshot
--- sees; those of others give NULL.  It is for functions that only read, which a parallel query can call: there a
--- block that catches errors, as idem__is_ours() has, fails before PostgreSQL 17.  So it asks pg_xact_status() only
--- for ids before the end of the snapshot, which are assigned.  A visible row with a later xmin is ours, or is frozen
--- and from before the ids wrapped around: then it sorts after ours.  STABLE: for a volatile function the server
--- begins a new command, which a parallel query cannot do.
+-- sees; those of others give NULL.  Parallel queries can call it, other than idem__is_ours(), whose block cannot be
+-- run in them before PostgreSQL 17: it asks pg_xact_status() only for ids before the end of the snapshot, which are
+-- assigned.  A visible row with a later xmin is ours; or it is frozen, from before the ids wrapped around, and sorts
+-- after ours.  (STABLE: a volatile function begins a new command, which a parallel query cannot.)
 CREATE FUNCTION @extschema@.idem__order_of(row_xmin xid) RETURNS int8 LANGUAGE plpgsql STABLE AS $$
 DECLARE
 	top constant int8 := pg_current_xact_id_if_assigned()::text::int8;
