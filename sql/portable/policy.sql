@@ -53,10 +53,10 @@ CREATE TYPE @extschema@.idem__scope_policy AS (
 
 CREATE FUNCTION @extschema@.idem__policy(of_scope text) RETURNS SETOF @extschema@.idem__scope_policy
 LANGUAGE sql STABLE ROWS 1 AS $$
-	SELECT @extschema@.idem__without_days(coalesce(p.ttl, d.ttl, '1 day')),
-		@extschema@.idem__without_days(coalesce(p.lease, d.lease, '30 seconds')),
-		@extschema@.idem__without_days(coalesce(p.lease_max, d.lease_max, '1 day')),
-		coalesce(p.result_max_bytes, d.result_max_bytes, 1048576),
+	SELECT @extschema@.idem__without_days(coalesce(p.ttl::interval, d.ttl::interval, '1 day')),
+		@extschema@.idem__without_days(coalesce(p.lease::interval, d.lease::interval, '30 seconds')),
+		@extschema@.idem__without_days(coalesce(p.lease_max::interval, d.lease_max::interval, '1 day')),
+		coalesce(p.result_max_bytes::int4, d.result_max_bytes::int4, 1048576),
 		p.failed IS NOT DISTINCT FROM 'retryable', p.lapsed IS NOT DISTINCT FROM 'unknown',
 		p.expired IS NOT DISTINCT FROM 'reclaim', p.key_time IS NOT DISTINCT FROM 'uuidv7',
 		coalesce(p.guarded_since, '-infinity'), d.ttl IS NOT NULL,
