@@ -24,8 +24,8 @@
  *	keep_fence			writes the row of a lease, see "Fences"
  *	clean				has each node clean its own shards, see "Cleaning"
  *
- * It calls idem__raise(), idem__policy_of(), idem__is_ours() and idem__has_key() of that file, and
- * declares idem__is_ours() immutable.  It also relies on two rules of that file: a query of idem_claims names the user whose claims it reads, and an
+ * It calls idem__raise(), idem__is_ours() and idem__has_key() of that file, and declares
+ * idem__is_ours() immutable.  It also relies on two rules of that file: a query of idem_claims names the user whose claims it reads, and an
  * update of idem_claims calls no volatile function.
  *
  * Tokens.  A lock of the key orders the holders on one node only.  So a claimant draws its

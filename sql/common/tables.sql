@@ -50,27 +50,25 @@ COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- scopes -----
 
+-- The names of constraints are what an operator reads in an error.
 CREATE TABLE @extschema@.idem_scopes (
 	scope text COLLATE "C" PRIMARY KEY CHECK (octet_length(scope) <= 255),
-	ttl interval
-		CONSTRAINT idem_scopes_ttl_check CHECK (
-			ttl > interval '0' AND ttl <= interval '36500 days'
-			AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
-	lease interval
-		CONSTRAINT idem_scopes_lease_check CHECK (
-			lease > interval '0' AND lease <= interval '36500 days'
-			AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
-	lease_max interval
-		CONSTRAINT idem_scopes_lease_max_check CHECK (
-			lease_max > interval '0' AND lease_max <= interval '36500 days'
-			AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
+	ttl interval CONSTRAINT "ttl must be positive, at most 36500 days, without months" CHECK (
+		ttl > interval '0' AND ttl <= interval '36500 days'
+		AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
+	lease interval CONSTRAINT "lease must be positive, at most 36500 days, without months" CHECK (
+		lease > interval '0' AND lease <= interval '36500 days'
+		AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+	lease_max interval CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
+		lease_max > interval '0' AND lease_max <= interval '36500 days'
+		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
 	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
 	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
 	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
 	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
 	guarded_since timestamptz,
-	CONSTRAINT idem_scopes_key_time_ttl_check CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
+	CONSTRAINT "key_time = uuidv7 needs a ttl of its own" CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';

@@ -5,7 +5,7 @@ RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem__scopes_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem__scopes_changed() IS 'trigger: checks ttl and leases, and makes all sessions read idem_scopes again';
+COMMENT ON FUNCTION @extschema@.idem__scopes_changed() IS 'trigger: makes all sessions read idem_scopes again';
 
 -- Row triggers, and ALWAYS: rows that a subscriber receives must act as well.
 CREATE TRIGGER idem__scopes_changed

@@ -1,17 +1,19 @@
 -- ----- policy -----
 
--- Only an operator may set what a claim promises, but anybody may change a custom setting.
--- So the settings are a table.  It has one row; an INSERT, by a restored dump say, replaces
--- it.
+-- Only an operator may set what a claim promises, but anybody may change a custom setting.  So the settings are
+-- a table.
 CREATE TABLE @extschema@.idem_settings (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	ttl interval NOT NULL DEFAULT '1 day' CHECK (
+	ttl interval NOT NULL DEFAULT '1 day'
+		CONSTRAINT "ttl must be 1 s to 36500 days, without months" CHECK (
 		ttl >= '1 second' AND ttl <= '36500 days'
 		AND date_part('year', ttl) = 0 AND date_part('month', ttl) = 0),
-	lease interval NOT NULL DEFAULT '30 seconds' CHECK (
+	lease interval NOT NULL DEFAULT '30 seconds'
+		CONSTRAINT "lease must be positive, at most 36500 days, without months" CHECK (
 		lease > '0' AND lease <= '36500 days'
 		AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
-	lease_max interval NOT NULL DEFAULT '1 day' CHECK (
+	lease_max interval NOT NULL DEFAULT '1 day'
+		CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
 		lease_max > '0' AND lease_max <= '36500 days'
 		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
 	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
@@ -27,182 +29,101 @@ COMMENT ON COLUMN @extschema@.idem_settings.result_max_bytes IS 'largest result 
 COMMENT ON COLUMN @extschema@.idem_settings.cleanup_batch_size IS 'most expired claims that one batch removes';
 COMMENT ON COLUMN @extschema@.idem_settings.scopes IS 'any: a request can be claimed in every scope; declared: only in one that has a row in idem_scopes';
 
+-- An INSERT, by a restored dump say, replaces the row.
 CREATE FUNCTION @extschema@.idem__replace_settings() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-	bad text := CASE
-		WHEN NEW.ttl < '1 second' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
-			THEN 'ttl'
-		WHEN NEW.lease <= '0' OR NEW.lease > '36500 days' OR date_part('year', NEW.lease) <> 0 OR date_part('month', NEW.lease) <> 0
-			THEN 'lease'
-		WHEN NEW.lease_max <= '0' OR NEW.lease_max > '36500 days'
-			OR date_part('year', NEW.lease_max) <> 0 OR date_part('month', NEW.lease_max) <> 0
-			THEN 'lease_max' END;
 BEGIN
-	IF TG_RELID <> '@extschema@.idem_settings'::regclass THEN
-		RAISE EXCEPTION 'idem__replace_settings() is the trigger of idem_settings'
-			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
-	END IF;
-	IF bad IS NOT NULL THEN
-		RAISE EXCEPTION '% of idem_settings must be %, at most 36500 days, and without months', bad,
-				CASE bad WHEN 'ttl' THEN 'at least 1 second' ELSE 'positive' END
-			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_settings_%s_check', bad),
-			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
-	END IF;
-	IF TG_OP = 'INSERT' THEN
-		DELETE FROM @extschema@.idem_settings;
-	END IF;
+	DELETE FROM @extschema@.idem_settings;
 	RETURN NEW;
 END $$;
 
-CREATE TRIGGER idem__settings_replace
-BEFORE INSERT OR UPDATE ON @extschema@.idem_settings
+CREATE TRIGGER idem__settings_replace BEFORE INSERT ON @extschema@.idem_settings
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__replace_settings();
 
-INSERT INTO @extschema@.idem_settings DEFAULT VALUES;
-
--- Turns days into 24 hours each.  Added as a day, an interval would have 23 or 25 hours
--- where the clock changes.
+-- Turns days into 24 hours each.  Added as a day, an interval would have 23 or 25 hours where the clock changes.
 CREATE FUNCTION @extschema@.idem__without_days(length interval) RETURNS interval LANGUAGE sql IMMUTABLE
 AS $$ SELECT make_interval(secs => date_part('epoch', length)) $$;
 
--- What the settings, or the row of a scope, say of its policy.
-CREATE TYPE @extschema@.idem__terms AS (
-	ttl interval, lease interval, lease_max interval, result_max_bytes int4,
-	failed text, lapsed text, expired text, key_time text, guarded_since timestamptz, scopes text);
-
--- The policy that follows from the settings and the row of a scope; either can be NULL.
-CREATE FUNCTION @extschema@.idem__policy_of(d @extschema@.idem__terms, p @extschema@.idem__terms)
-RETURNS SETOF @extschema@.idem__scope_policy
-LANGUAGE sql STABLE ROWS 1 AS $$
-	SELECT @extschema@.idem__without_days(coalesce((p).ttl, (d).ttl, '1 day')),
-		@extschema@.idem__without_days(coalesce((p).lease, (d).lease, '30 seconds')),
-		@extschema@.idem__without_days(coalesce((p).lease_max, (d).lease_max, '1 day')),
-		coalesce((p).result_max_bytes, (d).result_max_bytes, 1048576),
-		(p).failed IS NOT DISTINCT FROM 'retryable',
-		(p).lapsed IS NOT DISTINCT FROM 'unknown',
-		(p).expired IS NOT DISTINCT FROM 'reclaim',
-		(p).key_time IS NOT DISTINCT FROM 'uuidv7',
-		coalesce((p).guarded_since, '-infinity'),
-		(d).ttl IS NOT NULL,
-		(d).scopes IS NOT DISTINCT FROM 'declared' AND (p).failed IS NULL		-- NULL: there is no row
-$$;
-
--- The policy of a scope.
 CREATE FUNCTION @extschema@.idem__policy(of_scope text) RETURNS SETOF @extschema@.idem__scope_policy
 LANGUAGE sql STABLE ROWS 1 AS $$
-	SELECT f.*
-	FROM (SELECT) AS always
-		LEFT JOIN @extschema@.idem_settings AS d ON true
-		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C",
-		@extschema@.idem__policy_of(
-			ROW (d.ttl, d.lease, d.lease_max, d.result_max_bytes, NULL, NULL, NULL, NULL, NULL, d.scopes)::@extschema@.idem__terms,
-			ROW (p.ttl, p.lease, p.lease_max, p.result_max_bytes, p.failed, p.lapsed, p.expired, p.key_time, p.guarded_since, NULL)::@extschema@.idem__terms) AS f
+	SELECT @extschema@.idem__without_days(coalesce(p.ttl::interval, d.ttl::interval, '1 day')),
+		@extschema@.idem__without_days(coalesce(p.lease::interval, d.lease::interval, '30 seconds')),
+		@extschema@.idem__without_days(coalesce(p.lease_max::interval, d.lease_max::interval, '1 day')),
+		coalesce(p.result_max_bytes::int4, d.result_max_bytes::int4, 1048576),
+		p.failed IS NOT DISTINCT FROM 'retryable', p.lapsed IS NOT DISTINCT FROM 'unknown',
+		p.expired IS NOT DISTINCT FROM 'reclaim', p.key_time IS NOT DISTINCT FROM 'uuidv7',
+		coalesce(p.guarded_since, '-infinity'), d.ttl IS NOT NULL,
+		d.scopes IS NOT DISTINCT FROM 'declared' AND p.scope IS NULL
+	FROM (SELECT) AS always LEFT JOIN @extschema@.idem_settings AS d ON true
+		LEFT JOIN @extschema@.idem_scopes AS p ON p.scope = of_scope COLLATE "C"
 $$;
 
 -- ----- an unknown past is stale -----
 
--- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl: an
--- earlier claim of it would still have a row.  That holds only for claims made under this
--- policy.  So guarded_since moves when a row with uuidv7 appears, when uuidv7 is switched
--- on, and when the ttl grows under it.  A key from before guarded_since that has no row is
--- stale.  A key's own time can be a minute ahead of its claim, so guarded_since is a minute
--- after the change.  A value that a user writes into guarded_since is ignored, also in a
--- dump of the extension idem_portable that is restored: this database does not know what
--- another one has promised.  A dump of what this file installed makes the trigger after the
--- rows: doc/portable.md says what to run then.
+-- Under key_time = uuidv7 a key without a row is new if its own time is within the ttl: an earlier claim of it
+-- would still have a row.  That holds only for claims made under this policy.  So guarded_since moves when a row
+-- with uuidv7 appears, when uuidv7 is switched on, and when the ttl grows under it; a key from before it that has
+-- no row is stale.  A key's own time can be a minute ahead of its claim, hence the minute.  What a user or a
+-- restored dump writes into guarded_since is ignored: this database does not know what another one has promised.
+-- (A dump makes the trigger after the rows: doc/portable.md says what to run then.)
 --
--- The guard's lock waits for every transaction that has claimed, and holds new claims back
--- until the change commits (see idem__claim_key()).  So every claim under the old policy was
--- made before guarded_since.  While it waits, new claims wait behind it.  So it waits in slices, each
--- the fiftieth part of what it may wait (a tenth of a second of five), at most a second, and lets claims
--- pass in between.
+-- The guard's lock waits for every transaction that has claimed, and holds new claims back until the change
+-- commits (see idem__claim_key()): so every claim under the old policy was made before guarded_since.  New claims
+-- queue behind the waiting guard.  So it waits in slices, and lets claims pass in between.  Of two changes that
+-- wait for each other, the first one to run out of patience gives up.
 --
--- The trigger runs with the rights of the role that changes the row, so it calls none of
--- our functions.
+-- The trigger runs with the rights of the role that changes the row, so it calls none of our functions.
 CREATE FUNCTION @extschema@.idem__scopes_guard() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-	bad constant text := CASE
-		WHEN NEW.ttl <= '0' OR NEW.ttl > '36500 days' OR date_part('year', NEW.ttl) <> 0 OR date_part('month', NEW.ttl) <> 0
-			THEN 'ttl'
-		WHEN NEW.lease <= '0' OR NEW.lease > '36500 days' OR date_part('year', NEW.lease) <> 0 OR date_part('month', NEW.lease) <> 0
-			THEN 'lease'
-		WHEN NEW.lease_max <= '0' OR NEW.lease_max > '36500 days'
-			OR date_part('year', NEW.lease_max) <> 0 OR date_part('month', NEW.lease_max) <> 0
-			THEN 'lease_max' END;
 	caller_timeout constant text := current_setting('lock_timeout');
-	patience interval;
-	give_up timestamptz;
-	keeps_past boolean := false;
+	patience constant interval := CASE caller_timeout WHEN '0' THEN '5s' ELSE caller_timeout END;
+	give_up constant timestamptz := clock_timestamp() + patience;
+	slice_ms constant int4 := least(1000, ceil(1000 * date_part('epoch', patience) / 50));
 BEGIN
-	-- On Citus the table is a shard: this node's replica of idem_scopes.  Look at its row type,
-	-- since Citus hides shards in pg_class.
-	IF TG_RELID <> '@extschema@.idem_scopes'::regclass AND NOT EXISTS (
-			SELECT FROM pg_type AS t JOIN pg_type AS s ON s.typnamespace = t.typnamespace AND s.typowner = t.typowner
-			WHERE t.typrelid = '@extschema@.idem_scopes'::regclass AND s.typrelid = TG_RELID AND s.typname ~ '^idem_scopes_[0-9]+$') THEN
-		RAISE EXCEPTION 'idem__scopes_guard() is the trigger of idem_scopes'
-			USING ERRCODE = 'trigger_protocol_violated', HINT = 'Do not use it for other tables.';
-	END IF;
-	IF bad IS NOT NULL THEN
-		RAISE EXCEPTION '% of scope "%" must be positive, at most 36500 days, and without months', bad, coalesce(NEW.scope, '')
-			USING ERRCODE = 'check_violation', CONSTRAINT = pg_catalog.format('idem_scopes_%s_check', bad),
-			HINT = 'Write a positive length in days, hours or shorter units: ''30 days'' rather than ''1 month''.';
-	ELSIF NEW.key_time = 'uuidv7' AND NEW.ttl IS NULL THEN
-		RAISE EXCEPTION 'policy of scope "%" has key_time = uuidv7, and so needs a ttl of its own', coalesce(NEW.scope, '')
-			USING ERRCODE = 'check_violation', CONSTRAINT = 'idem_scopes_key_time_ttl_check',
-			HINT = 'Set ttl in the same statement: for how long clients may retry a request.';
-	END IF;
-
-	IF TG_OP = 'UPDATE' THEN
-		keeps_past := OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope AND NOT coalesce(NEW.ttl > OLD.ttl, false);
-		NEW.guarded_since := OLD.guarded_since;
-	END IF;
 	IF NEW.key_time IS DISTINCT FROM 'uuidv7' THEN
 		NEW.guarded_since := NULL;
-	ELSIF NOT keeps_past THEN
-		patience := CASE caller_timeout WHEN '0' THEN '5s' ELSE caller_timeout END;
-		give_up := clock_timestamp() + patience;
-		LOOP
-			BEGIN
-				PERFORM set_config('lock_timeout', least(1000, ceil(1000 * date_part('epoch', patience) / 50))::int4::text, true);
-				LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
-				EXIT;
-			EXCEPTION WHEN lock_not_available THEN
-				IF clock_timestamp() >= give_up THEN
-					RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', coalesce(NEW.scope, '')
-						USING ERRCODE = 'lock_not_available',
-						HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
-				END IF;
-				PERFORM pg_sleep(0.05);
-			END;
-		END LOOP;
-		PERFORM set_config('lock_timeout', caller_timeout, true);
-		NEW.guarded_since := clock_timestamp() + interval '1 minute';
+		RETURN NEW;
+	ELSIF TG_OP = 'UPDATE' AND OLD.key_time = NEW.key_time AND OLD.scope = NEW.scope
+		AND NOT coalesce(NEW.ttl > OLD.ttl, false) THEN
+		NEW.guarded_since := OLD.guarded_since;
+		RETURN NEW;
 	END IF;
+	LOOP
+		BEGIN
+			PERFORM set_config('lock_timeout', slice_ms::text, true);
+			LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
+			EXIT;
+		EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+			IF clock_timestamp() >= give_up THEN
+				RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', coalesce(NEW.scope, '')
+					USING ERRCODE = 'lock_not_available',
+					HINT = 'Other transactions change it, or claim: try again. Set lock_timeout to wait longer than 5 seconds.';
+			END IF;
+			PERFORM pg_sleep(0.05);
+		END;
+	END LOOP;
+	PERFORM set_config('lock_timeout', caller_timeout, true);
+	NEW.guarded_since := clock_timestamp() + interval '1 minute';
 	RETURN NEW;
 END $$;
 
-COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: keeps guarded_since, and says what a ttl or lease may be';
+COMMENT ON FUNCTION @extschema@.idem__scopes_guard() IS 'trigger: sets guarded_since';
 
 -- Not ENABLE ALWAYS: a subscriber must keep the guarded_since of its publisher.
-CREATE TRIGGER idem__scopes_guard
-BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
+CREATE TRIGGER idem__scopes_guard BEFORE INSERT OR UPDATE ON @extschema@.idem_scopes
 FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__scopes_guard();
 
 -- ----- all policies in one row -----
 
--- Common claims, and settlements by idem__complete_at_once(), read this row instead of idem_settings and
--- idem_scopes, which would be a tenth of their cost.  The arrays have a place for each row of idem_scopes, and
--- the first place, NULL in scopes, for all other scopes.  The ttl is NULL where more than that decides about
--- a new request: key_time = uuidv7, a scope that is not declared, no settings.
--- The row follows from the two tables.  So an extension's dump leaves it out, and cleaning compares it, in
--- case somebody has disabled the triggers.  Without it claims are slower, and right.
+-- Common claims, and settlements by idem__complete_at_once(), read this row, which is cheaper than idem_settings
+-- and idem_scopes.  The arrays have a place for each row of idem_scopes, and the first place, NULL in scopes, for
+-- all other scopes.  The ttl is NULL where more than that decides about a new request: key_time = uuidv7, a scope
+-- that is not declared, no settings.  Triggers make the row of the two tables, an extension's dump leaves it out,
+-- and cleaning compares it, in case somebody has disabled the triggers.  Without it claims are slower, and right.
 CREATE TABLE @extschema@.idem__policies (
 	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-	scopes text[] COLLATE "C" NOT NULL,
-	ttls interval[] NOT NULL,
-	results_max int4[] NOT NULL
+	scopes text[] COLLATE "C" NOT NULL, ttls interval[] NOT NULL, results_max int4[] NOT NULL
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem__policies IS 'one row, made of idem_settings and idem_scopes by triggers: ttl and result_max_bytes of each scope';
@@ -217,34 +138,24 @@ LANGUAGE sql STABLE AS $$
 		@extschema@.idem__policy(s.scope) AS p
 $$;
 
--- Makes the row as it has to be.  True: it was there, and was another one.
--- waits: for others who change it; otherwise nothing is done while somebody does, or if it is right.
--- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row
--- has locked idem_scopes: so the guard waits in its slices, and not for the row.
-CREATE FUNCTION @extschema@.idem__renew_policies(waits boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Makes the row as it has to be; is_changed false: only if it is another one.  True: it was there, and is renewed.
+-- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row has
+-- locked idem_scopes: so the guard waits in its slices, and not for the row.
+CREATE FUNCTION @extschema@.idem__renew_policies(is_changed boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	was_missing boolean;
 BEGIN
-	IF waits THEN
-		LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
-		PERFORM FROM @extschema@.idem__policies FOR UPDATE;
-	ELSIF EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
+	IF NOT is_changed AND EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
 			WHERE (r.scopes, r.ttls, r.results_max) IS NOT DISTINCT FROM (n.scopes, n.ttls, n.results_max)) THEN
 		RETURN false;
-	ELSE
-		BEGIN
-			LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE NOWAIT;
-			PERFORM FROM @extschema@.idem__policies FOR UPDATE NOWAIT;
-		EXCEPTION WHEN lock_not_available THEN
-			RETURN false;
-		END;
 	END IF;
+	LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
+	INSERT INTO @extschema@.idem__policies VALUES (true, '{}', '{}', '{}') ON CONFLICT (only_row) DO NOTHING;
+	was_missing := FOUND;
+	PERFORM FROM @extschema@.idem__policies FOR UPDATE;
 	UPDATE @extschema@.idem__policies AS r SET scopes = n.scopes, ttls = n.ttls, results_max = n.results_max
 	FROM @extschema@.idem__policies_now() AS n;
-	IF NOT FOUND THEN
-		INSERT INTO @extschema@.idem__policies (scopes, ttls, results_max) SELECT n.* FROM @extschema@.idem__policies_now() AS n
-		ON CONFLICT (only_row) DO NOTHING;
-		RETURN false;
-	END IF;
-	RETURN true;
+	RETURN NOT was_missing;
 END $$;
 
 CREATE FUNCTION @extschema@.idem__policies_changed() RETURNS trigger
@@ -273,14 +184,9 @@ FOR EACH ROW EXECUTE FUNCTION @extschema@.idem__policies_changed();
 ALTER TABLE @extschema@.idem_settings ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 ALTER TABLE @extschema@.idem_scopes ENABLE ALWAYS TRIGGER idem__policies_statement, ENABLE REPLICA TRIGGER idem__policies_row;
 
--- An upgrade reads no table, since its owner may have put code there that would run for whoever upgrades:
--- then the next cleaning, or change of a policy, makes the row.
-DO $block$
-BEGIN
-	IF current_setting('idem_install.upgrades') = '' THEN
-		PERFORM @extschema@.idem__renew_policies(true);
-	END IF;
-END $block$;
+-- The triggers make the row of idem__policies, too.  An upgrade leaves this out, since it reads no table, in
+-- which the owner may have put code: then the next cleaning, or change of a policy, makes the row.
+INSERT INTO @extschema@.idem_settings DEFAULT VALUES;
 
 -- ----- what follows for a claim -----
 

@@ -7,9 +7,8 @@
  * C: they run with the rights of the role that edits the table, look up no name, and
  * refuse any other table that they are attached to.
  *
- * idem__scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It
- * refuses a ttl or lease with months, which have no fixed length, or out of range, and makes all
- * sessions read the table again (policy.c).
+ * idem__scopes_changed() is ENABLE ALWAYS, so that rows from a publisher act as well.  It makes
+ * all sessions read the table again (policy.c).
  *
  * idem__scopes_guard() keeps guarded_since.  Under key_time = uuidv7 a key without a row
  * is new if its own time lies within the ttl, because a claim of it would still be
@@ -27,7 +26,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/sysattr.h"
 #include "access/table.h"
@@ -38,8 +36,6 @@
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
-#include "utils/fmgrprotos.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
@@ -120,60 +116,17 @@ idem_scopes_open(void)
 
 /* ----- scopes that are not declared ----- */
 
-#define ALIKE_CHARS			3
-#define ALIKE_NAMES_MAX		5
-
-/* Appends the first declared scopes that begin as this one, if there are any. */
-static void
-append_alike(StringInfo hint, const text *scope)
-{
-	Datum		start = DirectFunctionCall2(text_left, PointerGetDatum(scope),
-											Int32GetDatum(ALIKE_CHARS));
-	Relation	scopes = idem_scopes_open();
-	Relation	index = index_open(idem_primary_key_index(scopes), AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	int			nnamed = 0;
-
-	ScanKeyInit(&key, Anum_scopes_scope, BTGreaterEqualStrategyNumber, F_TEXT_GE, start);
-	scan = systable_beginscan_ordered(scopes, index, NULL, 1, &key);
-	while (nnamed < ALIKE_NAMES_MAX &&
-		   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
-	{
-		bool		isnull;
-		Datum		declared = heap_getattr(tuple, Anum_scopes_scope,
-											RelationGetDescr(scopes), &isnull);
-
-		if (!DatumGetBool(DirectFunctionCall2Coll(text_starts_with, C_COLLATION_OID,
-												  declared, start)))
-			break;
-		appendStringInfo(hint, "%s\"%s\"",
-						 nnamed++ == 0 ? "Declared scopes that begin alike: " : ", ",
-						 TextDatumGetCString(declared));
-	}
-	if (nnamed > 0)
-		appendStringInfoString(hint, ". ");
-	systable_endscan_ordered(scan);
-	index_close(index, AccessShareLock);
-	table_close(scopes, AccessShareLock);
-}
-
 void
 idem_raise_undeclared_scope(const text *scope)
 {
 	char	   *name = text_to_cstring(scope);
-	StringInfoData hint;
 
-	initStringInfo(&hint);
-	append_alike(&hint, scope);
-	appendStringInfo(&hint, "Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
-					 quote_literal_cstr(name));
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_INVALID),
 			 errmsg("scope \"%s\" is not declared", name),
 			 errdetail("With idem.scopes = declared, requests can be claimed only in scopes that have a row in idem_scopes."),
-			 errhint("%s", hint.data)));
+			 errhint("Fix the client; or declare the scope: INSERT INTO idem_scopes (scope) VALUES (%s).",
+					 quote_literal_cstr(name))));
 }
 
 /* ----- triggers ----- */
@@ -216,23 +169,6 @@ scope_name(TriggerData *trigger, HeapTuple row)
 	return isnull ? pstrdup("") : TextDatumGetCString(scope);
 }
 
-static void
-check_length(TriggerData *trigger, HeapTuple row, AttrNumber attnum,
-			 const char *name, const char *constraint)
-{
-	bool		isnull;
-	Datum		length = column(trigger, row, attnum, &isnull);
-
-	if (isnull || idem_is_valid_length(DatumGetIntervalP(length)))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_CHECK_VIOLATION),
-			 errmsg("%s of scope \"%s\" must be positive, at most %d days, and without months",
-					name, scope_name(trigger, row), IDEM_LENGTH_DAYS_MAX),
-			 errhint("Write a positive length in days, hours or shorter units: '30 days' rather than '1 month'."),
-			 errtableconstraint(trigger->tg_relation, constraint)));
-}
-
 static bool
 has_uuidv7(TriggerData *trigger, HeapTuple row)
 {
@@ -240,23 +176,6 @@ has_uuidv7(TriggerData *trigger, HeapTuple row)
 	Datum		key_time = column(trigger, row, Anum_scopes_key_time, &isnull);
 
 	return !isnull && strcmp(TextDatumGetCString(key_time), "uuidv7") == 0;
-}
-
-static void
-check_ttl_of_timed_keys(TriggerData *trigger, HeapTuple row)
-{
-	bool		isnull;
-
-	(void) column(trigger, row, Anum_scopes_ttl, &isnull);
-	if (!isnull || !has_uuidv7(trigger, row))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_CHECK_VIOLATION),
-			 errmsg("policy of scope \"%s\" has key_time = uuidv7, and so needs a ttl of its own",
-					scope_name(trigger, row)),
-			 errhint("Set ttl in the same statement: for how long clients may retry a request."),
-			 errtableconstraint(trigger->tg_relation,
-								"idem_scopes_key_time_ttl_check")));
 }
 
 /* Before a row changes, and before TRUNCATE */
@@ -279,12 +198,6 @@ idem__scopes_changed(PG_FUNCTION_ARGS)
 	row = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
 		trigger->tg_newtuple : trigger->tg_trigtuple;
 	check_layout(trigger->tg_relation);
-	check_length(trigger, row, Anum_scopes_ttl, "ttl", "idem_scopes_ttl_check");
-	check_length(trigger, row, Anum_scopes_lease, "lease",
-				 "idem_scopes_lease_check");
-	check_length(trigger, row, Anum_scopes_lease_max, "lease_max",
-				 "idem_scopes_lease_max_check");
-	check_ttl_of_timed_keys(trigger, row);
 	return PointerGetDatum(row);
 }
 
@@ -325,8 +238,7 @@ lock_out_claims(TriggerData *trigger, HeapTuple row)
 	AtEOXact_GUC(true, nest_level);
 }
 
-/* NULL only where the trigger of idem__scopes_changed() is disabled: a CHECK constraint then
- * refuses the row. */
+/* A CHECK constraint refuses a row that has none, or one that is no valid length. */
 static int64
 ttl_us(TriggerData *trigger, HeapTuple row)
 {

@@ -32,7 +32,7 @@ enum
  */
 extern Relation idem_scopes_open(void);
 
-/* Raises ID400 for a claim in a scope without a row; the HINT has names that begin alike. */
+/* Raises ID400 for a claim in a scope without a row. */
 extern void idem_raise_undeclared_scope(const text *scope);
 
 #endif							/* IDEM_STORE_SCOPES_H */

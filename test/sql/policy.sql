@@ -46,7 +46,9 @@ SELECT ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_byte
 -- key_time = uuidv7 needs a ttl of its own.
 INSERT INTO idem_scopes (scope, key_time, ttl) VALUES ('v7', 'uuidv7', '1 hour');
 SELECT pg_temp.try($$UPDATE idem_scopes SET ttl = NULL WHERE scope = 'v7'$$);
+\set VERBOSITY terse
 INSERT INTO idem_scopes (scope, key_time) VALUES ('no ttl', 'uuidv7');
+\set VERBOSITY default
 TRUNCATE idem_scopes;
 
 -- ----- ttl -----

@@ -25,7 +25,7 @@ sub of_sources
 	if ($edition eq 'idem_portable')
 	{
 		$lines{"sqlstate $_"} = 1 for $states =~ /'(ID[45]\d\d)'/g;
-		$lines{"outcome $1 raises $2"} = 1 while $states =~ /WHEN '(\w+)' THEN\s+PERFORM \S+\('(ID\d{3})'/g;
+		$lines{"outcome $1 raises $2"} = 1 while $states =~ /^\t+\('(\w+)', '(ID\d{3})', /mg;
 		return keys %lines;
 	}
 	my %state = $states =~ /^#define (ERRCODE_IDEM_\w+)\s+MAKE_SQLSTATE\(([^)]+)\)/mg;

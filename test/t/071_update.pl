@@ -51,7 +51,7 @@ my $update = join(
 	block('is in the schema already'),
 	take('CREATE INDEX idem_claims_unsettled_idx .*?;\n'),
 	'ALTER TABLE @extschema@.idem_claims SET (autovacuum_vacuum_threshold = 5000);',
-	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT idem_scopes_lease_max_check CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
+	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT "lease_max must[^"]*" CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
 	(map { take("CREATE FUNCTION \@extschema\@\\.$_\\(.*?;\n"), take("COMMENT ON FUNCTION \@extschema\@\\.$_\\(.*?';\n") } qw(idem_call idem_lapsed)),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
