@@ -10,14 +10,16 @@ DO $block$
 DECLARE
 	schema constant regnamespace := @schema@;
 	known constant text[] := current_setting('idem_install.known');
-	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';		-- with quote_all_identifiers, too
+	-- with quote_all_identifiers, too
+	ids_of_original constant text := '^"?user_id"? "?text"?, "?request_id"? "?text"?';
 	command text;
 BEGIN
 	FOR command IN
-		SELECT format('CREATE OR REPLACE FUNCTION %1$s.%2$I(%3$s) RETURNS %4$s %5$s PARALLEL %6$s COST %7$s %8$s LANGUAGE sql '
+		SELECT format('CREATE OR REPLACE FUNCTION %1$s.%2$I(%3$s) RETURNS %4$s %5$s PARALLEL %6$s COST %7$s %8$s '
 				|| CASE p.prorettype WHEN 'record'::regtype THEN 'BEGIN ATOMIC SELECT * FROM %1$s.%2$I(%9$s); END'
 					ELSE 'RETURN %1$s.%2$I(%9$s)' END,
-			schema, p.proname, regexp_replace(pg_get_function_arguments(p.oid), ids_of_original, other.ids), pg_get_function_result(p.oid),
+			schema, p.proname, regexp_replace(pg_get_function_arguments(p.oid), ids_of_original, other.ids),
+			pg_get_function_result(p.oid),
 			CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END,
 			CASE p.proparallel WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END,
 			p.procost, CASE WHEN p.prorows > 0 THEN 'ROWS ' || p.prorows END,
@@ -27,7 +29,7 @@ BEGIN
 			'user_uuid uuid, request_id text', 'user_uuid uuid, request_uuid uuid',
 			'user_number int8, request_id text', 'user_number int8, request_uuid uuid']) AS other (ids)
 		WHERE p.pronamespace = schema AND p.proname ^@ 'idem_' AND NOT p.proname ^@ 'idem__'
-			AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
+			AND p.proowner = quote_ident(current_user)::regrole
 			AND (p.tableoid, p.oid, p.ctid)::text <> ALL (known)
 			AND pg_get_function_arguments(p.oid) ~ ids_of_original
 	LOOP

@@ -4,19 +4,21 @@
 CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
-	app constant text := '^idem_(call|_call_settle|claim|try_claim|lease|claim_many|complete|fail|extend|release|fence|heal'
-		'|result|outcome|status|lookup|fingerprint|skip_duplicates|version)$';
-	operator constant text := '^idem_(version|result|outcome|status|lookup|lapsed|forget|_?erase|heal|cleanup|cleanup_all'
-		'|_cleanup_step|_require_commit|start_worker|stat_reset|_stat_.*|_unsettled_claims|_held_keys)$';
+	app constant text := '^idem_(call|_call_settle|claim|try_claim|lease|claim_many|complete|fail|extend|release|fence'
+		'|heal|result|outcome|status|lookup|fingerprint|skip_duplicates|version)$';
+	operator constant text := '^idem_(version|result|outcome|status|lookup|lapsed|forget|_?erase|heal|cleanup'
+		'|cleanup_all|_cleanup_step|_require_commit|start_worker|stat_reset|_stat_.*|_unsettled_claims|_held_keys)$';
 	views constant text := '^idem_(stat_(cleanup|claims|scopes|table)|metrics|unsettled|holders)$';
 	-- all but the token, which only its holder may know, and guarded_since, which a trigger sets
-	columns constant text := 'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
+	columns constant text :=
+		'expires_at, lease_until, state, request_id, user_id, scope, fingerprint, result, progress';
 	policy constant text := 'scope, ttl, lease, lease_max, failed, lapsed, expired, key_time, result_max_bytes';
 	schema constant regnamespace := @schema@;
-	-- not what somebody else has added to idem
-	owner constant oid := (SELECT c.relowner FROM pg_class AS c WHERE c.relnamespace = schema AND c.relname = 'idem_claims');
-	routines constant oid[] := ARRAY(SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proowner = owner
-		AND p.proname ~ CASE privileges WHEN 'app' THEN app ELSE operator END);
+	owner constant oid := (SELECT c.relowner FROM pg_class AS c
+		WHERE c.relnamespace = schema AND c.relname = 'idem_claims');
+	routines constant oid[] := ARRAY(SELECT p.oid FROM pg_proc AS p
+		WHERE p.pronamespace = schema AND p.proname ~ CASE privileges WHEN 'app' THEN app ELSE operator END
+			AND p.proowner = owner);		-- not what somebody else has added to idem
 	rights text;
 	grantors text;
 BEGIN
@@ -40,7 +42,8 @@ BEGIN
 		UNION ALL SELECT format('USAGE ON TYPE %1$s.idem_state, %1$s.idem_outcome', schema)
 		UNION ALL SELECT format(o.rights, schema, columns, policy) FROM (VALUES
 			('SELECT (%2$s) ON %1$s.idem_claims'),
-			('SELECT, INSERT (%3$s), UPDATE (%3$s), DELETE ON %1$s.idem_scopes')) AS o (rights) WHERE privileges = 'operator'
+			('SELECT, INSERT (%3$s), UPDATE (%3$s), DELETE ON %1$s.idem_scopes')) AS o (rights)
+		WHERE privileges = 'operator'
 		UNION ALL SELECT CASE c.relkind WHEN 'v' THEN 'SELECT ON ' ELSE 'SELECT, UPDATE ON ' END || c.oid::regclass
 		FROM pg_class AS c WHERE c.relnamespace = schema AND c.relowner = owner AND privileges = 'operator'
 			AND (c.relname ~ views AND c.relkind = 'v' OR c.relname = 'idem_settings')
@@ -67,13 +70,13 @@ CREATE FUNCTION @extschema@.idem_revoke(role regrole, privileges text) RETURNS v
 END;
 
 -- By now, default privileges (ALTER DEFAULT PRIVILEGES) may have granted rights to anybody, and PostgreSQL's own
--- defaults have granted some to PUBLIC.  First revoke everything from all roles but the owner.  Then pg_monitor gets the
--- views, and the functions in them: those are called with the rights of the role that reads the view.  If this is an
--- extension, under whatever name, the rows of some tables belong in a dump.
+-- defaults have granted some to PUBLIC.  First revoke everything from all roles but the owner.  Then pg_monitor gets
+-- the views, and the functions in them: those are called with the rights of the role that reads the view.  If this is
+-- an extension, under whatever name, the rows of some tables belong in a dump.
 DO $block$
 DECLARE
 	schema constant regnamespace := @schema@;
-	me constant oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user);
+	me constant oid := quote_ident(current_user)::regrole;
 	known constant text[] := current_setting('idem_install.known');
 	command text;
 BEGIN
@@ -83,7 +86,8 @@ BEGIN
 				coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proname ^@ 'idem_' AND p.proowner = me
 				AND (p.tableoid, p.oid)::text <> ALL (known)
-			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass, c.relkind = 'v', c.relacl
+			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass,
+				c.relkind = 'v', c.relacl
 			FROM pg_class AS c WHERE c.relnamespace = schema AND c.relname ^@ 'idem_' AND c.relowner = me
 				AND c.relkind IN ('r', 'v', 'S') AND (c.tableoid, c.oid)::text <> ALL (known)
 			UNION ALL SELECT 'TYPE ' || t.oid::regtype, false, coalesce(t.typacl, acldefault('T', t.typowner))
@@ -92,7 +96,8 @@ BEGIN
 		SELECT DISTINCT format('REVOKE ALL ON %s FROM %s CASCADE', m.name,
 			CASE a.grantee WHEN '0'::oid THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
 		FROM made AS m, aclexplode(m.acl) AS a WHERE a.grantee <> me
-		UNION ALL SELECT format('GRANT %s ON %s TO pg_monitor', CASE WHEN m.name ^@ 'R' THEN 'EXECUTE' ELSE 'SELECT' END, m.name)
+		UNION ALL SELECT format('GRANT %s ON %s TO pg_monitor',
+			CASE WHEN m.name ^@ 'ROUTINE' THEN 'EXECUTE' ELSE 'SELECT' END, m.name)
 		FROM made AS m WHERE m.is_read
 		UNION ALL SELECT format('SELECT pg_extension_config_dump(%L, '''')', c.oid::regclass)
 		FROM pg_class AS c JOIN pg_depend AS d ON d.classid = c.tableoid AND d.objid = c.oid AND d.deptype = 'e'

@@ -52,7 +52,7 @@ my $update = join(
 	block('the database has its own'),
 	take('CREATE INDEX idem_claims_unsettled_idx .*?;\n'),
 	'ALTER TABLE @extschema@.idem_claims SET (autovacuum_vacuum_threshold = 5000);',
-	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT idem_scopes_lease_max_check CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
+	'ALTER TABLE @extschema@.idem_scopes ADD ' . (take(',\s+CONSTRAINT idem_scopes_lease_max_check CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') =~ s/^,//r) . ';',
 	(map { take("CREATE FUNCTION \@extschema\@\\.$_\\(.*?;\n") } qw(idem_call idem_lapsed)),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
