@@ -27,7 +27,7 @@ EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql $(UPDATES)
-SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql
+SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql sql/idem-move.sql sql/idem-citus.sql
 EXTRA_CLEAN = $(SCRIPTS) dist
 OBJS = \
 	src/idem.o \
@@ -142,7 +142,8 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 # the C edition can be renamed with its schema, and must not have a name within quotes.
 parts = $(foreach part,$1,$(or $(wildcard sql/$2/$(part).sql),sql/$(part).sql))
 C_PARTS = $(call parts,checks common/begin common/version common/types common/tables policy claim sink settle call lease read forget \
-	clean procedures common/statistics statistics common/overloads common/rights rights common/comments common/end,idem)
+	clean procedures common/statistics statistics common/overloads overloads common/rights rights common/comments \
+	common/end,idem)
 PORTABLE_CHECKS = $(call parts,checks upgrade strangers,portable)
 PORTABLE_PARTS = $(call parts,common/begin common/version common/types common/tables types claim settle forget lease \
 	waiting keys policy session read sink call clean procedures common/statistics statistics common/overloads \
@@ -158,13 +159,15 @@ CKSUM = cksum | cut -d' ' -f1
 SHAPES = awk '/^CREATE .*idem__/ { shape = 1 } shape { ends = /AS \$$|^\)|;$$/; sub(/(^| )AS \$$.*/, ""); print } ends { shape = ends = 0 }'
 BUILD = $(VERSION)+$(shell $(SHAPES) $(PORTABLE_PARTS) | $(CKSUM)).$(shell \
 	cat $(PORTABLE_CHECKS) $(PORTABLE_PARTS) sql/portable/plain.in | $(CKSUM))
-FOR_PORTABLE = sed -e "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g" -e 's/@version@/$(BUILD)/g'
+FOR_PORTABLE = sed -e "s/@schema@/'@extschema@'::pg_catalog.regnamespace/g" -e "s/@types@/'e', 'c'/" -e 's/@version@/$(BUILD)/g'
 PORTABLE = $(JOIN) $(PORTABLE_CHECKS) $(PORTABLE_PARTS) | $(FOR_PORTABLE)
 PORTABLE_HEAD = cat sql/portable/head.sql && echo
 # One statement, which installs and upgrades. The parts take the places of the lines @checks@ and @script@.
 STATEMENT = { sed '1,/^@statement@$$/d;/^@checks@$$/,$$d' sql/portable/plain.in && $(JOIN) $(PORTABLE_CHECKS) && \
 	sed '1,/^@checks@$$/d;/^@script@$$/,$$d' sql/portable/plain.in && $(JOIN) $(PORTABLE_PARTS) && \
 	sed '1,/^@script@$$/d' sql/portable/plain.in; } | $(FOR_PORTABLE)
+# As a script of the extension
+UPDATE = { printf '%s\n' "SELECT pg_catalog.set_config('idem_install.update', 'on', true);" && $(STATEMENT); }
 STATEMENT_PARTS = sql/portable/plain.in $(PORTABLE_CHECKS) $(PORTABLE_PARTS) META.json Makefile
 # Released versions of the extension idem_portable, each of which gets a script that updates it
 UPDATES_FROM =
@@ -173,10 +176,10 @@ UPDATES = $(UPDATES_FROM:%=sql/idem_portable--%--1.0.sql)
 .PHONY: scripts portable
 all: scripts
 scripts: $(SCRIPTS)
-portable: $(filter sql/idem-portable%,$(SCRIPTS))
+portable: $(filter sql/idem-%,$(filter-out $(DATA_built),$(SCRIPTS)))
 
 sql/idem--1.0.sql: $(C_PARTS) META.json Makefile
-	$(JOIN) $(C_PARTS) | sed -e "s/@schema@/$(SCHEMA)/g" -e 's/@version@/$(VERSION)/' >$@.tmp
+	$(JOIN) $(C_PARTS) | sed -e "s/@schema@/$(SCHEMA)/g" -e "s/@types@/'e'/" -e 's/@version@/$(VERSION)/' >$@.tmp
 	mv $@.tmp $@
 
 sql/idem_portable--1.0.sql: sql/portable/head.sql $(STATEMENT_PARTS)
@@ -185,7 +188,7 @@ sql/idem_portable--1.0.sql: sql/portable/head.sql $(STATEMENT_PARTS)
 	mv $@.tmp $@
 
 $(UPDATES): $(STATEMENT_PARTS)
-	{ printf '%s\n' '\echo Use "ALTER EXTENSION idem_portable UPDATE" to load this file. \quit' && $(STATEMENT); } >$@.tmp
+	{ printf '%s\n' '\echo Use "ALTER EXTENSION idem_portable UPDATE" to load this file. \quit' && $(UPDATE); } >$@.tmp
 	mv $@.tmp $@
 
 sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(STATEMENT_PARTS)
@@ -194,6 +197,11 @@ sql/idem-portable.sql: sql/portable/psql.in sql/portable/head.sql $(STATEMENT_PA
 
 sql/idem-portable-plain.sql: $(STATEMENT_PARTS)
 	{ sed '/^@statement@$$/,$$d' $< && $(STATEMENT); } >$@.tmp
+	mv $@.tmp $@
+
+# Both make the check of the portable edition.
+sql/idem-move.sql sql/idem-citus.sql: sql/idem-%.sql: sql/%.in sql/portable/strangers.sql
+	sed -e '/^@strangers@$$/{r sql/portable/strangers.sql' -e 'd;}' $< >$@.tmp
 	mv $@.tmp $@
 
 # Packages; not for "make install"
@@ -211,7 +219,7 @@ $(DIST)/pgtle/idem_portable.sql: sql/portable/head.sql $(STATEMENT_PARTS) idem_p
 		printf '%s\n' '$$idem_portable$$' && $(PORTABLE_HEAD) && $(PORTABLE) && \
 		printf '%s\n' '$$idem_portable$$);'; \
 		for from in $(UPDATES_FROM); do printf '%s\n' "SELECT pgtle.install_update_path('idem_portable', '$$from'," && \
-		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && printf '%s\n' '$$idem_portable$$' && $(STATEMENT) && \
+		sed -n -e 's/^default_version = \(.*\)/\1,/p' idem_portable.control && printf '%s\n' '$$idem_portable$$' && $(UPDATE) && \
 		printf '%s\n' '$$idem_portable$$);'; done; } >$@.tmp
 	mv $@.tmp $@
 

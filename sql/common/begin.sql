@@ -1,23 +1,16 @@
 -- ----- before anything is made -----
 
--- Notes what is in the schema already and looks like ours: the script must not touch it.
---
--- Tables and indexes go where the database has its own: the installer's default_tablespace can
--- be one in which that role may create nothing.  The last part gives the setting back: in an
--- extension nothing else would, until the end of the transaction.
-DO $block$
-DECLARE
-	schema constant regnamespace := @schema@;
-BEGIN
-	PERFORM set_config('idem_install.others', ARRAY(
-			SELECT 'ROUTINE ' || p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = schema AND p.proname ^@ 'idem_'
-			UNION ALL SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass
-			FROM pg_class AS c WHERE c.relnamespace = schema AND c.relname ^@ 'idem_'
-			UNION ALL SELECT 'TYPE ' || t.oid::regtype
-			FROM pg_type AS t WHERE t.typnamespace = schema AND t.typname ^@ 'idem_')::text, true),
-		-- where the row of each routine is: one that the script replaces gets another place
-		set_config('idem_install.places', ARRAY(SELECT format('%s %s', p.oid, p.ctid) FROM pg_proc AS p
-			WHERE p.pronamespace = schema AND p.proname ^@ 'idem_')::text, true),
-		set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
-		set_config('default_tablespace', '', true);
-END $block$;
+-- Notes what is in the schema already: the script changes no rights on that.  Of routines it notes where
+-- their rows are, too: one that the script replaces gets another place.
+SELECT set_config('idem_install.known', ARRAY(
+		SELECT unnest(ARRAY[(o.class, o.oid)::text, (o.class, o.oid, o.place)::text])
+		FROM (SELECT tableoid, oid, ctid, pronamespace, proname FROM pg_proc
+			UNION ALL SELECT tableoid, oid, ctid, relnamespace, relname FROM pg_class
+			UNION ALL SELECT tableoid, oid, ctid, typnamespace, typname FROM pg_type)
+			AS o (class, oid, place, schema, name)
+		WHERE o.schema = @schema@ AND o.name ^@ 'idem_')::text, true);
+
+-- Tables go where the database has its own: the role may lack the right to use the session's default_tablespace.
+-- The last statement gives it back: after a script of an extension nothing else would.
+SELECT set_config('idem_install.tablespace', current_setting('default_tablespace'), true),
+	set_config('default_tablespace', '', true);

@@ -1,8 +1,3 @@
--- ----- after everything is made -----
-
 -- If it names no tablespace, it may stay empty.
-DO $block$
-BEGIN
-	PERFORM set_config('default_tablespace', t.spcname, true) FROM pg_tablespace AS t
-	WHERE t.spcname = current_setting('idem_install.tablespace');
-END $block$;
+SELECT set_config('default_tablespace', t.spcname, true) FROM pg_tablespace AS t
+WHERE t.spcname = current_setting('idem_install.tablespace');

@@ -1,11 +1,8 @@
 -- ----- claims -----
 
--- The C edition, in src/store, writes this table directly and knows its columns by position.
---
--- Fixed-width columns come first.  Columns that a marker does not need are NULL and take no
--- room.  Collation "C": an update of the system's collations must not corrupt the index that
--- prevents a second execution, and memcmp is fast.  The request id leads the key, so that
--- time-ordered ids (UUIDv7, ULID) append on the right.
+-- Columns that a marker does not need are NULL and take no room.  Collation "C": an update of the system's collations
+-- must not corrupt the index that prevents a second execution.  The request id leads the key, so that time-ordered ids
+-- append on the right.  The C edition knows the columns by their positions.
 CREATE TABLE @extschema@.idem_claims (
 	expires_at timestamptz NOT NULL,
 	lease_until timestamptz,
@@ -19,8 +16,7 @@ CREATE TABLE @extschema@.idem_claims (
 	progress jsonb,
 	PRIMARY KEY (request_id, user_id, scope)
 ) USING heap WITH (
-	-- Rows come and go at a high rate.  VACUUM must find dead rows while they are few, so
-	-- their number counts rather than their share of the table.
+	-- Rows come and go at a high rate: the number of dead ones counts rather than their share of the table.
 	autovacuum_vacuum_scale_factor = 0.02,
 	autovacuum_vacuum_threshold = 5000,
 	autovacuum_vacuum_insert_scale_factor = 0.1,
@@ -28,25 +24,20 @@ CREATE TABLE @extschema@.idem_claims (
 	autovacuum_vacuum_cost_delay = 0
 );
 
--- The times are whole seconds: all entries of a second have one key, and btree deduplicates
--- them.
+-- The times are whole seconds: btree deduplicates all entries of a second.
 CREATE INDEX idem_claims_expires_at_idx ON @extschema@.idem_claims (expires_at);
 
--- Leases in progress are few among all claims.  A marker has no entry here, and the C
--- edition does not even open this index for it.  The end of the lease is not in the index: with it,
--- idem_extend() could not update a row in place (HOT).
+-- Leases in progress are few.  Their end is not in the index: with it, idem_extend() could not update in place (HOT).
 CREATE INDEX idem_claims_unsettled_idx ON @extschema@.idem_claims (scope)
 	WHERE state = 'in_progress'::@extschema@.idem_state;
 
 COMMENT ON TABLE @extschema@.idem_claims IS 'requests that have been executed, or are being executed under a lease';
 COMMENT ON COLUMN @extschema@.idem_claims.expires_at IS 'the claim is remembered at least until this time';
-COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'end of the lease; NULL for a transactional claim, and for a lease that was healed';
+COMMENT ON COLUMN @extschema@.idem_claims.lease_until IS 'NULL for a transactional claim, and for a healed lease';
 COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a transactional claim';
-COMMENT ON COLUMN @extschema@.idem_claims.result IS 'stored response; of a failed request the error; NULL for a marker';
+COMMENT ON COLUMN @extschema@.idem_claims.result IS 'response; of a failed request the error; NULL for a marker';
 
 CREATE SEQUENCE @extschema@.idem_token_seq AS int8 CACHE 1;
-
-COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- scopes -----
 
@@ -71,13 +62,12 @@ CREATE TABLE @extschema@.idem_scopes (
 	CONSTRAINT "key_time = uuidv7 needs a ttl of its own" CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 ) USING heap;
 
-COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings';
-COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long; NULL: the setting ttl';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease that idem_extend() renews without a length; NULL: the setting lease';
-COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for; NULL: the setting lease_max';
-COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: a failed request stays failed; retryable: the next claim runs it again';
-COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'reclaim: a lapsed lease can be taken over; unknown: it cannot';
-COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: an expired claim still guards until it is removed; reclaim: it counts as absent';
-COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the time in the request id tells a new request from one that may have been forgotten';
-COMMENT ON COLUMN @extschema@.idem_scopes.result_max_bytes IS 'largest result that is stored; NULL: the setting result_max_bytes';
-COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'under uuidv7: request ids up to this time are stale unless they have a row; set by a trigger';
+COMMENT ON TABLE @extschema@.idem_scopes IS 'policy of scopes; a scope without a row uses the settings, as NULL does';
+COMMENT ON COLUMN @extschema@.idem_scopes.ttl IS 'retention: a claim is remembered at least this long';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease IS 'length of a lease that idem_extend() renews without a length';
+COMMENT ON COLUMN @extschema@.idem_scopes.lease_max IS 'longest lease that a caller may ask for';
+COMMENT ON COLUMN @extschema@.idem_scopes.failed IS 'terminal: stays so; retryable: the next claim runs it again';
+COMMENT ON COLUMN @extschema@.idem_scopes.lapsed IS 'whether a lapsed lease can be taken over';
+COMMENT ON COLUMN @extschema@.idem_scopes.expired IS 'protect: guards until removed; reclaim: counts as absent';
+COMMENT ON COLUMN @extschema@.idem_scopes.key_time IS 'uuidv7: the id''s time tells a new request from a forgotten one';
+COMMENT ON COLUMN @extschema@.idem_scopes.guarded_since IS 'uuidv7: ids from before are stale if they have no row';

@@ -2,5 +2,3 @@
 
 CREATE FUNCTION @extschema@.idem_version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$ SELECT '@version@'::text $$;
-
-COMMENT ON FUNCTION @extschema@.idem_version() IS 'version of idem that is installed';

@@ -1,6 +1,3 @@
--- ----- the installer's role -----
+-- ----- the installer's role and tablespace -----
 
-DO $block$
-BEGIN
-	PERFORM set_config('role', current_setting('idem_install.role'), true);
-END $block$;
+SELECT set_config('role', current_setting('idem_install.role'), true);

@@ -16,7 +16,7 @@ WHERE p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'idem_clai
 SELECT user_type, request_type, min(names) AS names, count(*) = (SELECT count(DISTINCT proname) FROM pg_temp.overloads) AS of_each, count(*) > 10 AS many
 FROM pg_temp.overloads GROUP BY 1, 2 ORDER BY min(names) COLLATE "C", 1, 2;
 SELECT proname FROM pg_temp.overloads GROUP BY 1 HAVING count(DISTINCT rest) <> 1 OR count(DISTINCT names) <> 6;
-SELECT p.prosecdef, p.proconfig, obj_description(p.oid, 'pg_proc') FROM pg_temp.overloads o JOIN pg_proc p USING (oid)
+SELECT p.prosecdef, p.proconfig, obj_description(p.oid, 'pg_proc') ^@ 'claims' AS is_told FROM pg_temp.overloads o JOIN pg_proc p USING (oid)
 WHERE o.proname = 'idem_claim' AND o.user_type::text || o.request_type <> 'texttext';
 
 -- The planner puts the function for text in the place of the other one.

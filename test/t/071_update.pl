@@ -33,11 +33,11 @@ sub take
 	return $1;
 }
 
-# The DO block of 1.0 after a comment with this text
+# The statement of 1.0 after a comment with this text
 sub block
 {
 	my ($text) = @_;
-	my ($block) = $new =~ /^-- [^\n]*\Q$text\E.*?^(DO \$block\$\n.*?^\$block\$;\n)/ms or die "the script of 1.0 has no: $text";
+	my ($block) = $new =~ /^-- [^\n]*\Q$text\E.*?^(DO \$block\$\n.*?\$block\$;\n|SELECT .*?;\n)/ms or die "the script of 1.0 has no: $text";
 	return $block;
 }
 
@@ -49,15 +49,17 @@ my $update = join(
 	'\echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit',
 	'SET LOCAL search_path = pg_catalog, pg_temp;',
 	block('is in the schema already'),
+	block('the database has its own'),
 	take('CREATE INDEX idem_claims_unsettled_idx .*?;\n'),
 	'ALTER TABLE @extschema@.idem_claims SET (autovacuum_vacuum_threshold = 5000);',
 	'ALTER TABLE @extschema@.idem_scopes ADD ' . take('CONSTRAINT "lease_max must[^"]*" CHECK \(.*?\'month\', lease_max\)[^\n]*0\)') . ';',
-	(map { take("CREATE FUNCTION \@extschema\@\\.$_\\(.*?;\n"), take("COMMENT ON FUNCTION \@extschema\@\\.$_\\(.*?';\n") } qw(idem_call idem_lapsed)),
+	(map { take("CREATE FUNCTION \@extschema\@\\.$_\\(.*?;\n") } qw(idem_call idem_lapsed)),
 	$new =~ /^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?;\n)/ms,
 	$new =~ /^(CREATE FUNCTION \@extschema\@\.idem__change_rights\(.*?^\$function\$;\n)/ms,
 	block('Untyped literals'),
-	block('PostgreSQL\'s own defaults'),
+	block('By now, default privileges'),
 	block('other table may use them'),
+	block('both editions have the same to say'),
 	block('it may stay empty'));
 $update =~ s/^CREATE (VIEW|FUNCTION)(?= \@extschema\@\.idem_(unsettled|_change_rights)\b)/CREATE OR REPLACE $1/mg;
 $old =~ s/^(CREATE VIEW \@extschema\@\.idem_unsettled AS\n.*?), expires_at\n/$1\n/ms or die 'idem_unsettled has no expires_at';
