@@ -219,14 +219,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.idem__citus_claim_marker(key @extschema@.idem__key, command text)
-RETURNS boolean
+CREATE FUNCTION @extschema@.idem__citus_claim_marker(key @extschema@.idem__key, command text, fingerprint bytea, wait interval)
+RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql
 AS $$
 DECLARE
 	ignored constant text := @extschema@.idem__citus_require_admission();
 BEGIN
-	RETURN @extschema@.idem__local_claim_marker(key, command);
+	RETURN @extschema@.idem__local_claim_marker(key, command, fingerprint, wait);
 END
 $$;
 
@@ -387,9 +387,8 @@ $$;
 -- The trigger of a sink runs on the node of the row's shard.  So the claim has to be there, too:
 -- otherwise Citus refuses it, or with citus.allow_nested_distributed_execution commits it apart
 -- from the row.  Nor does Citus commit a table of one node together with a shard of another one.
-CREATE FUNCTION @extschema@.idem__citus_check_sink(relation oid, trigger_name name, fired text, arguments int4,
-	scope text, user_column text, request_column text)
-RETURNS boolean
+CREATE FUNCTION @extschema@.idem__citus_check_sink(relation oid, trigger_name name, fired text, arguments text[])
+RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -399,18 +398,18 @@ DECLARE
 BEGIN
 	PERFORM @extschema@.idem__citus_require_admission();
 	SELECT d.logicalrelid::text AS name, d.colocationid = c.colocationid AND d.partmethod = 'h'
-		AND column_to_column_name(d.logicalrelid, d.partkey) = user_column AS has_claims
+		AND column_to_column_name(d.logicalrelid, d.partkey) = arguments[1] AS has_claims
 	INTO logical
 	FROM pg_dist_shard AS s JOIN pg_dist_partition AS d ON d.logicalrelid = s.logicalrelid,
 		pg_dist_partition AS c
 	WHERE s.shardid = shard AND relation_is_a_known_shard(relation::regclass) AND c.logicalrelid = '@extschema@.idem_claims'::regclass;
 	IF logical.has_claims IS NOT TRUE THEN
 		PERFORM @extschema@.idem__raise('0A000', pg_catalog.format('table "%s" is not distributed together with idem_claims by column "%s"',
-				coalesce(logical.name, table_name), user_column),
+				coalesce(logical.name, table_name), arguments[1]),
 			'Distribute the table of a sink by the user''s column, colocated with the table that was passed to idem_distribute().',
 			'The row and its claim could not be committed together.');
 	END IF;
-	RETURN @extschema@.idem__local_check_sink(relation, trigger_name, fired, arguments, scope, user_column, request_column);
+	PERFORM @extschema@.idem__local_check_sink(relation, trigger_name, fired, arguments);
 END
 $$;
 
@@ -827,10 +826,10 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__citus_key_of(text, text, text) RENAME TO idem__key_of;
 	ALTER FUNCTION @extschema@.idem__check_scope(text) RENAME TO idem__local_check_scope;
 	ALTER FUNCTION @extschema@.idem__citus_check_scope(text) RENAME TO idem__check_scope;
-	ALTER FUNCTION @extschema@.idem__claim_marker(@extschema@.idem__key, text) RENAME TO idem__local_claim_marker;
-	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text) RENAME TO idem__claim_marker;
-	ALTER FUNCTION @extschema@.idem__check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__local_check_sink;
-	ALTER FUNCTION @extschema@.idem__citus_check_sink(oid, name, text, int4, text, text, text) RENAME TO idem__check_sink;
+	ALTER FUNCTION @extschema@.idem__claim_marker(@extschema@.idem__key, text, bytea, interval) RENAME TO idem__local_claim_marker;
+	ALTER FUNCTION @extschema@.idem__citus_claim_marker(@extschema@.idem__key, text, bytea, interval) RENAME TO idem__claim_marker;
+	ALTER FUNCTION @extschema@.idem__check_sink(oid, name, text, text[]) RENAME TO idem__local_check_sink;
+	ALTER FUNCTION @extschema@.idem__citus_check_sink(oid, name, text, text[]) RENAME TO idem__check_sink;
 	DROP FUNCTION @extschema@.idem__latest_row(@extschema@.idem__key),
 		@extschema@.idem__claim_at_once(text, text, text, bytea, interval),
 		@extschema@.idem__claim_all_at_once(text[], text[], text, bytea[], timestamptz), @extschema@.idem__complete_at_once(jsonb),
@@ -855,7 +854,7 @@ BEGIN
 	ALTER FUNCTION @extschema@.idem__claim_at_once(text, text, text, bytea, interval) SET citus.enable_ddl_propagation = off;
 	ALTER FUNCTION @extschema@.idem__scopes_guard() SET citus.enable_ddl_propagation = off;
 	-- It reads pg_class, where Citus hides shards.
-	ALTER FUNCTION @extschema@.idem__local_check_sink(oid, name, text, int4, text, text, text) SET citus.override_table_visibility = off;
+	ALTER FUNCTION @extschema@.idem__local_check_sink(oid, name, text, text[]) SET citus.override_table_visibility = off;
 	ALTER FUNCTION @extschema@.idem__citus_draw_block() SET citus.allow_nested_distributed_execution = on;
 END
 $$;

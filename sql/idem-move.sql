@@ -427,9 +427,9 @@ BEGIN
 			END;
 		END IF;
 		-- No WARNING for a right that idem_grant() gives an operator in one edition only, nor for
-		-- the part of idem_call() that only the portable edition needs.
+		-- the parts of idem_call() that only the portable edition needs.
 		IF NOT is_there AND NOT (moved.is_operator AND moved.name ~ '^idem_(_?stat_|metrics|settings|_unsettled_claims|_held_keys|start_worker)')
-			AND moved.name <> 'idem__call_settle' THEN
+			AND NOT moved.name ^@ 'idem__call_' THEN
 			RAISE WARNING 'a right is not kept: % to %', moved.privileges, moved.role
 				USING HINT = 'The other edition does not have it, or you cannot grant it there.';
 		END IF;

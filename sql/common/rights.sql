@@ -5,7 +5,7 @@
 CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
-	app constant text[] := ARRAY['idem_call', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
+	app constant text[] := ARRAY['idem_call', 'idem__call_begin', 'idem__call_settle', 'idem_claim', 'idem_try_claim', 'idem_lease', 'idem_claim_many',
 		'idem_complete', 'idem_fail', 'idem_extend', 'idem_release', 'idem_fence',
 		'idem_heal', 'idem_result', 'idem_outcome', 'idem_status', 'idem_lookup', 'idem_fingerprint',
 		'idem_skip_duplicates', 'idem_version'];

@@ -430,21 +430,6 @@ END $$;
 
 -- ----- claiming -----
 
--- idem_call() claims by idem_claim(), which knows it by its fingerprint: errors of that call.
-CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-	IF outcome = 'mismatch' THEN
-		-- The caller has passed no fingerprint: say what differs.
-		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
-			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
-	ELSIF outcome = 'completed' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
-			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
-		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
-			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
-	END IF;
-END $$;
-
 CREATE FUNCTION @extschema@.idem_claim(
 	user_id text, request_id text, scope text DEFAULT '',
 	fingerprint bytea DEFAULT NULL, wait interval DEFAULT NULL) RETURNS boolean
@@ -461,15 +446,10 @@ BEGIN
 	EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
 		NULL;
 	END;
-	IF outcome IS NULL OR fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
+	IF outcome IS NULL THEN
 		deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
-		IF outcome IS NULL THEN
-			outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, false, true)).outcome;
-		END IF;
-		IF fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
-			PERFORM @extschema@.idem__check_call(outcome, key);
-		END IF;
+		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, false, true)).outcome;
 		IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 			PERFORM @extschema@.idem__raise_outcome(outcome, key);
 		END IF;
