@@ -4,7 +4,7 @@
 CREATE FUNCTION @extschema@.idem__change_rights(role regrole, privileges text, command text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
-	app constant text := '^idem_(call|_call_settle|claim|try_claim|lease|claim_many|complete|fail|extend|release|fence'
+	app constant text := '^idem_(call|_call_begin|_call_settle|claim|try_claim|lease|claim_many|complete|fail|extend|release|fence'
 		'|heal|result|outcome|status|lookup|fingerprint|skip_duplicates|version)$';
 	operator constant text := '^idem_(version|result|outcome|status|lookup|lapsed|forget|_?erase|heal|cleanup'
 		'|cleanup_all|_cleanup_step|_require_commit|start_worker|stat_reset|_stat_.*|_unsettled_claims|_held_keys)$';

@@ -1,202 +1,199 @@
 -- ----- calling -----
 
--- The end of idem_call(), which cannot do this with its caller's rights: settles the key,
--- unless the function that ran has done so; makes idem_outcome() and idem_result() speak of
--- this call again; and returns what is stored.  It does so only for a request that this
--- transaction has claimed.
-CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text) RETURNS jsonb
-LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- Claims a request for idem_call() and for the trigger of a sink.  (Replaced by sql/idem-citus.sql.)
+CREATE FUNCTION @extschema@.idem__claim_marker(key @extschema@.idem__key, command text, fingerprint bytea, wait interval)
+RETURNS @extschema@.idem__answer
+LANGUAGE plpgsql AS $$
+DECLARE
+	begun constant timestamptz := clock_timestamp();
+	answer @extschema@.idem__answer;
+BEGIN
+	BEGIN
+		answer := @extschema@.idem__claim_at_once(key.user_id::text, key.request_id::text, key.scope::text, fingerprint, wait);
+	EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+		NULL;
+	END;
+	IF answer.outcome IS NULL THEN
+		answer := @extschema@.idem__claim_key(command, key, fingerprint, @extschema@.idem__deadline(wait) - (clock_timestamp() - begun),
+			NULL::interval, NULL::jsonb, false, true);
+	END IF;
+	RETURN answer;
+END $$;
+
+-- The query that runs the function for idem_call(); NULL if it is gone.  Raises an error if it cannot be run, or has
+-- not these arguments.  types: of its arguments; NULL: a pseudo-type.
+--
+-- It passes arguments in exactly the declared types, by their names (of a VARIADIC function in their order: by names
+-- SQL finds it only with all).  SQL fills in the defaults.  Their text must not be parsed here: NULLIF and IS DISTINCT
+-- FROM are printed without the schema of their operator, so a stranger's operator would run as the caller.
+CREATE FUNCTION @extschema@.idem__call_query(routine oid, full_name text, types text[], arguments jsonb) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+	target record;
+	unknown text;
+BEGIN
+	SELECT pg_catalog.format('%s.%I', p.pronamespace::regnamespace, p.proname) AS name, p.prorettype,
+		p.provariadic <> '0'::oid AND a.passes < a.last_place AS has_gap, a.*,
+		CASE WHEN p.prokind = 'p' THEN 'is a procedure' WHEN p.prokind = 'a' THEN 'is an aggregate function'
+			WHEN p.prokind = 'w' THEN 'is a window function' WHEN p.proretset THEN 'returns a set'
+			WHEN p.prorettype IN ('trigger'::regtype, 'event_trigger'::regtype) THEN 'is a trigger function'
+			-- A function that returns another pseudo-type but void and record has an argument of one, too.
+			WHEN p.prorettype = ANY ('{cstring,anyelement,anyarray,anynonarray,anyenum,anyrange,anycompatible}'::regtype[]::oid[])
+				THEN 'returns the pseudo-type ' || p.prorettype::regtype END AS kind
+	INTO target
+	FROM pg_proc AS p, LATERAL (
+		SELECT coalesce(array_agg(u.name), '{}') AS names, count(*) FILTER (WHERE arguments ? u.name) AS passes,
+			max(u.n) FILTER (WHERE arguments ? u.name) AS last_place, min(u.n) FILTER (WHERE coalesce(u.name, '') = '') AS nameless,
+			min(u.n) FILTER (WHERE NOT arguments ? u.name AND u.n <= p.pronargs - p.pronargdefaults) AS missing,
+			string_agg(pg_catalog.format('%I %s', u.name, u.type), ', ') FILTER (WHERE arguments ? u.name) AS columns,
+			string_agg(pg_catalog.format(CASE WHEN p.provariadic = '0'::oid THEN '%1$I => passed.%1$I'
+				WHEN u.n = p.pronargs THEN 'VARIADIC passed.%1$I' ELSE 'passed.%1$I' END, u.name), ', ') FILTER (WHERE arguments ? u.name) AS passed
+		FROM unnest(types, CASE WHEN p.proargmodes IS NULL THEN p.proargnames ELSE ARRAY(
+				SELECT m.name FROM unnest(p.proargnames, p.proargmodes) AS m (name, mode) WHERE m.mode IN ('i', 'b', 'v')) END)
+				WITH ORDINALITY AS u (type, name, n)) AS a
+	WHERE p.oid = routine;
+	IF NOT FOUND THEN
+		RETURN NULL;
+	ELSIF target.kind IS NOT NULL THEN
+		PERFORM @extschema@.idem__raise('42809', pg_catalog.format('idem_call() cannot run %s: it %s', full_name, target.kind),
+			'It runs functions that return one value, a row or void: call this one from such a function, and run that one.');
+	ELSIF target.nameless IS NOT NULL THEN
+		PERFORM @extschema@.idem__raise('ID400', pg_catalog.format('argument %s of function %s has no name', target.nameless, full_name),
+			'idem_call() passes arguments by name: name them in CREATE FUNCTION.');
+	ELSIF array_position(types, NULL::text) IS NOT NULL THEN
+		PERFORM @extschema@.idem__raise('42809', pg_catalog.format('idem_call() cannot run %s: its argument "%s" has the pseudo-type %s', full_name,
+				target.names[array_position(types, NULL::text)],
+				(SELECT p.proargtypes[array_position(types, NULL::text) - 1]::regtype FROM pg_proc AS p WHERE p.oid = routine)),
+			'JSON does not say which type is meant: call it from a function that does, and run that one.');
+	ELSIF target.missing IS NOT NULL OR arguments - target.names <> '{}' THEN
+		unknown := (SELECT k FROM jsonb_object_keys(arguments - target.names) AS k LIMIT 1);
+		PERFORM @extschema@.idem__raise('ID400', CASE WHEN unknown IS NULL
+				THEN pg_catalog.format('argument "%s" of function %s is missing', target.names[target.missing], full_name)
+				ELSE pg_catalog.format('function %s has no argument "%s"', full_name, unknown) END,
+			'Fix the client: ' || CASE WHEN unknown IS NULL THEN 'pass it in arguments, it has no default.'
+				ELSE 'each key of arguments is the name of an argument.' END,
+			coalesce('Its arguments are: ' || nullif(array_to_string(target.names, ', '), '') || '.', 'It has no arguments.'));
+	ELSIF target.has_gap THEN
+		PERFORM @extschema@.idem__raise('0A000',
+			pg_catalog.format('idem_call() cannot leave out an argument of function %s before one that it passes', full_name),
+			'SQL has no such call of a VARIADIC function: pass the arguments before it too.');
+	END IF;
+	RETURN pg_catalog.format(CASE WHEN target.prorettype = 'void'::regtype THEN 'SELECT CASE WHEN %s(%s) IS NULL THEN NULL::pg_catalog.jsonb END'
+			ELSE 'SELECT pg_catalog.to_jsonb(%s(%s))' END, target.name, target.passed)
+		|| coalesce(' FROM pg_catalog.jsonb_to_record($1) AS passed (' || target.columns || ')', '');
+END $$;
+
+-- The part of idem_call() before the run: claims the request, and returns the query that runs the function; or NULL,
+-- and the result of the run before.  caller: whose rights count.  Who lies of them only spares himself an error: the
+-- query runs with his own rights.
+--
+-- The fingerprint is that of the JSON array [schema, name, schema and name of each type, arguments].  An array type has
+-- the name of its elements': its own can change when a dump is restored.
+CREATE FUNCTION @extschema@.idem__call_begin(caller name, routine regprocedure, full_name text,
+	user_id text, request_id text, arguments jsonb, scope text, wait interval, OUT query text, OUT result jsonb)
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100'
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
 	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
-	is_open constant boolean := @extschema@.idem__is_open(@extschema@.idem__held_text(key));
+	target record;
+	answer @extschema@.idem__answer;
+BEGIN
+	IF routine IS NULL THEN
+		PERFORM @extschema@.idem__raise('ID400', 'function must not be null',
+			'Fix the client: pass its name and argument types, ''pay(int, numeric)''.');
+	ELSIF jsonb_typeof(arguments) IS DISTINCT FROM 'object' THEN
+		PERFORM @extschema@.idem__raise('ID400', 'arguments must ' || CASE WHEN arguments IS NULL THEN 'not be null' ELSE 'be a JSON object' END,
+			'Fix the client: pass the arguments of the function by their names, {"amount": 30}; {} for none.');
+	END IF;
+	-- (OFFSET 0: otherwise the planner may read all of pg_type.)
+	SELECT p.proname, p.pronamespace, a.types, pg_catalog.format('[%s,%s%s,',
+			to_json((parse_ident(p.pronamespace::regnamespace::text))[1]), to_json(p.proname), a.names) AS identity
+	INTO target FROM pg_proc AS p, LATERAL (
+		SELECT string_agg(pg_catalog.format(',%s,%s', to_json((parse_ident(t.schema))[1]), to_json(t.name)), '') AS names,
+			array_agg(CASE WHEN t.typtype <> 'p' THEN pg_catalog.format('%s.%I', t.schema, t.typname) END) AS types
+		FROM unnest(p.proargtypes::oid[]) AS u (type), LATERAL (
+			SELECT t.typnamespace::regnamespace::text AS schema, t.typname, t.typtype,
+				CASE WHEN t.typsubscript = 'array_subscript_handler'::regproc
+					THEN (SELECT e.typname || '[]' FROM pg_type AS e WHERE e.oid = t.typelem) ELSE t.typname END AS name
+			FROM pg_type AS t WHERE t.oid = u.type OFFSET 0) AS t) AS a
+	WHERE p.oid = routine::oid;
+	IF NOT FOUND THEN
+		PERFORM @extschema@.idem__raise('42883', pg_catalog.format('function with OID %s does not exist', routine::oid),
+			'It was dropped, or never existed: pass the function by its name and argument types.');
+	ELSIF has_schema_privilege(caller, target.pronamespace, 'USAGE') IS NOT TRUE THEN
+		RAISE EXCEPTION 'permission denied for schema %', (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = target.pronamespace)
+			USING ERRCODE = '42501';
+	ELSIF has_function_privilege(caller, routine::oid, 'EXECUTE') IS NOT TRUE THEN
+		RAISE EXCEPTION 'permission denied for function %', target.proname USING ERRCODE = '42501';
+	END IF;
+
+	answer := @extschema@.idem__claim_marker(key, 'idem_call()',
+		sha256(convert_to(target.identity || @extschema@.idem__canonical(arguments) || ']', getdatabaseencoding())), wait);
+	result := answer.result;
+	IF answer.outcome = 'claimed' THEN
+		query := @extschema@.idem__call_query(routine::oid, full_name, target.types, arguments);
+		IF query IS NULL THEN
+			PERFORM @extschema@.idem__raise('42883', pg_catalog.format('function %s was dropped while the request waited', target.proname),
+				'Nothing was executed.');
+		END IF;
+	ELSIF answer.outcome = 'mismatch' THEN
+		-- The caller has passed no fingerprint: say what differs.
+		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
+			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
+	ELSIF answer.outcome <> 'completed' THEN
+		PERFORM @extschema@.idem__raise_outcome(answer.outcome, key);
+	ELSIF current_setting('idem_held.open', true) <> '' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
+			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
+		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
+			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
+	END IF;
+END $$;
+
+-- The part of idem_call() after the run: settles the key, unless the function that ran has done so; makes
+-- idem_outcome() and idem_result() speak of this call again; and returns what is stored.
+CREATE FUNCTION @extschema@.idem__call_settle(user_id text, request_id text, result jsonb, scope text) RETURNS jsonb
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
+DECLARE
+	key constant @extschema@.idem__key := @extschema@.idem__key_of(user_id, request_id, scope);
+	held constant text := @extschema@.idem__held_text(key);
+	is_open boolean;
 	stored record;
 BEGIN
-	SELECT c.state::text AS state, c.result INTO stored FROM @extschema@.idem_claims AS c
-	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key)
-		AND @extschema@.idem__is_ours(c.xmin);
-	IF NOT FOUND THEN
-		PERFORM @extschema@.idem__raise_of_key('ID410', 'request is not held by this transaction',
-			'Settle a request in the transaction that claimed it, between BEGIN and COMMIT, or pass the token of its lease. Or the scope or an id in DETAIL is wrong.', key);
+	IF split_part(current_setting('idem_held.latest', true), E'\t', 2) = held AND @extschema@.idem__complete_at_once(result) THEN
+		RETURN result;
 	END IF;
-	-- An error if the function has reset the settings: then nobody knows what it has settled.
-	PERFORM @extschema@.idem__latest('idem_call()');
-	IF is_open OR (is_open IS NULL AND stored.state <> 'failed' AND stored.result IS NULL) THEN
+	is_open := @extschema@.idem__is_open(held);
+	SELECT c.state::text AS state, c.result INTO stored FROM @extschema@.idem_claims AS c
+	WHERE @extschema@.idem__has_key(c.user_id, c.request_id, c.scope, key) AND @extschema@.idem__is_ours(c.xmin);
+	IF NOT FOUND OR is_open OR (is_open IS NULL AND stored.state <> 'failed' AND stored.result IS NULL) THEN
 		PERFORM @extschema@.idem__settle('idem_call()', key, NULL::int8, 'completed', result);
 		stored.result := result;
 	END IF;
-	IF stored.state = 'failed' THEN
-		PERFORM @extschema@.idem__note_answer(@extschema@.idem__held_text(key), 'failed', stored.result);
-	ELSE
-		PERFORM @extschema@.idem__note(E'=\t' || @extschema@.idem__held_text(key));
-	END IF;
+	-- An error if the function has reset the settings: then nobody knows what it has settled.
+	PERFORM @extschema@.idem__latest('idem_call()'), @extschema@.idem__note(CASE stored.state
+		WHEN 'failed' THEN '-failed ' || held || E'\n' || coalesce(stored.result::text, '') ELSE E'=\t' || held END);
 	RETURN stored.result;
 END $$;
 
-COMMENT ON FUNCTION @extschema@.idem__call_settle(text, text, jsonb, text) IS
-'for idem_call(): settles the request after the run, and returns what is stored';
-
--- It runs with the caller's rights and search_path, as the function that it calls must.  So
--- every function, operator and type in its body is qualified, and it calls public functions
--- only.
---
--- The call passes the arguments that are passed in, in exactly the declared types, and by
--- their names (of a VARIADIC function: in their order).  SQL fills in the defaults, with the
--- operators that they were created with.  To parse the text of a default here would be
--- unsafe: NULLIF, IS DISTINCT FROM and CASE x WHEN are printed without the schema of their
--- operator, so a stranger's operator in the search_path would run as the caller.  The call
--- never runs another function than the one that was named: if another one fits as well, as
--- f(a int) beside f(a int, b text DEFAULT 'x'), SQL raises "not unique".
+-- The name is looked up, and the function runs, with the rights and the search_path of the caller.  So every
+-- name in the body is qualified, and no operator is used.
 CREATE FUNCTION @extschema@.idem_call(
 	user_id text, request_id text, function text,
 	arguments jsonb DEFAULT '{}', scope text DEFAULT '', wait interval DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql COST 10000 AS $$
 DECLARE
-	-- looked up by the caller's search_path, at each execution
 	routine constant pg_catalog.regprocedure := function::pg_catalog.regprocedure;
-	target pg_catalog.record;
-	kind pg_catalog.text;
-	argument pg_catalog.record;
-	names pg_catalog.text[] := '{}';
-	missing pg_catalog.text;
-	wrong pg_catalog.text;
-	columns pg_catalog.text[] := '{}';	-- of the row that the JSON is converted to
-	passed pg_catalog.text[] := '{}';	-- the arguments of the call
-	notation pg_catalog.text;
-	last_place pg_catalog.int8 := '0';
-	identity pg_catalog.jsonb;
-	fingerprint pg_catalog.bytea;
-	run pg_catalog.text;
-	source pg_catalog.text;
+	run pg_catalog.record;
 	result pg_catalog.jsonb;
 BEGIN
-	IF function IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = 'function must not be null',
-			HINT = 'Fix the client: pass its name and argument types, ''pay(int, numeric)''.';
-	ELSIF arguments IS NULL OR pg_catalog.jsonb_typeof(arguments) OPERATOR(pg_catalog.<>) 'object' THEN
-		RAISE EXCEPTION USING ERRCODE = 'ID400',
-			MESSAGE = CASE WHEN arguments IS NULL THEN 'arguments must not be null' ELSE 'arguments must be a JSON object' END,
-			HINT = 'Fix the client: pass the arguments of the function by their names, {"amount": 30}; {} for none.';
+	run := @extschema@.idem__call_begin(current_user, routine, routine::pg_catalog.text, user_id, request_id, arguments, scope, wait);
+	IF run.query IS NULL THEN
+		RETURN run.result;
 	END IF;
-
-	-- Which functions it can run
-	SELECT p.*, n.nspname, r.typtype INTO target
-	FROM pg_catalog.pg_proc AS p
-		JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
-		JOIN pg_catalog.pg_type AS r ON r.oid OPERATOR(pg_catalog.=) p.prorettype
-	WHERE p.oid OPERATOR(pg_catalog.=) routine::pg_catalog.oid;
-	IF NOT FOUND THEN
-		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
-			MESSAGE = pg_catalog.format('function with OID %s does not exist', routine::pg_catalog.oid),
-			HINT = 'It was dropped, or never existed: pass the function by its name and argument types.';
-	END IF;
-	kind := CASE
-		WHEN target.prokind OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN 'it is a procedure'
-		WHEN target.prokind OPERATOR(pg_catalog.=) 'a'::pg_catalog."char" THEN 'it is an aggregate function'
-		WHEN target.prokind OPERATOR(pg_catalog.=) 'w'::pg_catalog."char" THEN 'it is a window function'
-		WHEN target.proretset THEN 'it returns a set'
-		WHEN target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.trigger'::pg_catalog.regtype::pg_catalog.oid
-			OR target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.event_trigger'::pg_catalog.regtype::pg_catalog.oid THEN 'it is a trigger function'
-		WHEN target.typtype OPERATOR(pg_catalog.=) 'p'::pg_catalog."char"
-			AND target.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid
-			AND target.prorettype OPERATOR(pg_catalog.<>) 'pg_catalog.record'::pg_catalog.regtype::pg_catalog.oid
-			THEN pg_catalog.format('it returns the pseudo-type %s', target.prorettype::pg_catalog.regtype) END;
-	IF kind IS NOT NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE = pg_catalog.format('idem_call() cannot run %s: %s', routine, kind),
-			HINT = 'It runs functions that return one value, a row or void: call this one from such a function, and run that one.';
-	ELSIF NOT pg_catalog.has_schema_privilege(target.pronamespace, 'USAGE'::pg_catalog.text) THEN
-		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-			MESSAGE = pg_catalog.format('permission denied for schema %s', target.nspname);
-	ELSIF NOT pg_catalog.has_function_privilege(routine::pg_catalog.oid, 'EXECUTE'::pg_catalog.text) THEN
-		RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-			MESSAGE = pg_catalog.format('permission denied for function %s', target.proname);
-	END IF;
-
-	-- The arguments that are passed in.  An array is named after the type of its elements: the
-	-- name of the array type itself can change when a dump is restored.
-	identity := pg_catalog.jsonb_build_array(target.nspname, target.proname);
-	-- By names SQL finds a VARIADIC function only if no argument is left out.
-	notation := CASE WHEN target.provariadic OPERATOR(pg_catalog.=) '0'::pg_catalog.oid THEN '%2$I => passed.%2$I' ELSE '%1$spassed.%2$I' END;
-	FOR argument IN
-		SELECT a.place, pg_catalog.row_number() OVER (ORDER BY a.place) AS n, a.name, t.oid::pg_catalog.regtype AS type, t.typtype,
-			CASE WHEN a.mode OPERATOR(pg_catalog.=) 'v'::pg_catalog."char" THEN 'VARIADIC ' ELSE '' END AS variadic,
-			tn.nspname AS type_schema, t.typname AS type_name, dn.nspname AS named_schema,
-			d.typname::pg_catalog.text OPERATOR(pg_catalog.||) CASE WHEN d.oid OPERATOR(pg_catalog.=) t.oid THEN '' ELSE '[]' END AS named_type
-		FROM ROWS FROM (pg_catalog.unnest(COALESCE(target.proallargtypes, target.proargtypes::pg_catalog.oid[])),
-				pg_catalog.unnest(target.proargnames), pg_catalog.unnest(target.proargmodes)) WITH ORDINALITY AS a (type, name, mode, place)
-			JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) a.type
-			JOIN pg_catalog.pg_type AS d ON d.oid OPERATOR(pg_catalog.=) CASE WHEN t.typelem OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid
-				AND t.typsubscript::pg_catalog.oid OPERATOR(pg_catalog.=) 'pg_catalog.array_subscript_handler'::pg_catalog.regproc::pg_catalog.oid
-				THEN t.typelem ELSE t.oid END
-			JOIN pg_catalog.pg_namespace AS tn ON tn.oid OPERATOR(pg_catalog.=) t.typnamespace
-			JOIN pg_catalog.pg_namespace AS dn ON dn.oid OPERATOR(pg_catalog.=) d.typnamespace
-		WHERE a.mode IS NULL OR a.mode OPERATOR(pg_catalog.=) ANY ('{i,b,v}'::pg_catalog."char"[])
-		ORDER BY a.place
-	LOOP
-		IF argument.name IS NULL OR argument.name OPERATOR(pg_catalog.=) '' THEN
-			RAISE EXCEPTION USING ERRCODE = 'ID400', MESSAGE = pg_catalog.format('argument %s of function %s has no name', argument.n, routine),
-				HINT = 'idem_call() passes arguments by name: name them in CREATE FUNCTION.';
-		ELSIF argument.typtype OPERATOR(pg_catalog.=) 'p'::pg_catalog."char" THEN
-			RAISE EXCEPTION USING ERRCODE = 'wrong_object_type',
-				MESSAGE = pg_catalog.format('idem_call() cannot run %s: its argument "%s" has the pseudo-type %s', routine, argument.name, argument.type),
-				HINT = 'JSON does not say which type is meant: call it from a function that does, and run that one.';
-		END IF;
-		names := names OPERATOR(pg_catalog.||) argument.name;
-		identity := identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(argument.named_schema, argument.named_type);
-		IF pg_catalog.jsonb_exists(arguments, argument.name) THEN
-			columns := columns OPERATOR(pg_catalog.||) pg_catalog.format('%I %I.%I', argument.name, argument.type_schema, argument.type_name);
-			passed := passed OPERATOR(pg_catalog.||) pg_catalog.format(notation, argument.variadic, argument.name);
-			last_place := argument.n;
-		ELSIF argument.n OPERATOR(pg_catalog.<=) (target.pronargs OPERATOR(pg_catalog.-) target.pronargdefaults) THEN
-			missing := COALESCE(missing, argument.name);
-		END IF;
-	END LOOP;
-	SELECT k.name INTO wrong
-	FROM pg_catalog.jsonb_object_keys(arguments) WITH ORDINALITY AS k (name, n)
-	WHERE k.name COLLATE pg_catalog."C" OPERATOR(pg_catalog.<>) ALL (names)
-	ORDER BY k.n LIMIT 1;
-	IF wrong IS NOT NULL OR missing IS NOT NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'ID400',
-			MESSAGE = CASE WHEN wrong IS NULL THEN pg_catalog.format('argument "%s" of function %s is missing', missing, routine)
-				ELSE pg_catalog.format('function %s has no argument "%s"', routine, wrong) END,
-			DETAIL = CASE WHEN pg_catalog.cardinality(names) OPERATOR(pg_catalog.=) 0 THEN 'It has no arguments.'
-				ELSE pg_catalog.format('Its arguments are: %s.', pg_catalog.array_to_string(names, ', ')) END,
-			HINT = CASE WHEN wrong IS NULL THEN 'Fix the client: pass it in arguments, it has no default.'
-				ELSE 'Fix the client: each key of arguments is the name of an argument.' END;
-	ELSIF target.provariadic OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid AND pg_catalog.cardinality(passed) OPERATOR(pg_catalog.<) last_place THEN
-		RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
-			MESSAGE = pg_catalog.format('idem_call() cannot leave out an argument of function %s before one that it passes', routine),
-			HINT = 'SQL has no such call of a VARIADIC function: pass the arguments before it too.';
-	END IF;
-
-	IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
-		RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'cannot execute idem_call() in a read-only transaction',
-			HINT = CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'This server is a standby: send the request to the primary.'
-				ELSE 'Use a read-write transaction, the one that does the work.' END;
-	END IF;
-	fingerprint := @extschema@.idem_fingerprint(identity OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_array(arguments));
-	-- idem_claim() knows this call by its fingerprint, for its own errors.
-	PERFORM pg_catalog.set_config('idem_call.fingerprint', fingerprint::pg_catalog.text, true);
-	IF NOT @extschema@.idem_claim(user_id, request_id, scope, fingerprint, wait) THEN
-		RETURN @extschema@.idem_result();
-	END IF;
-
-	-- The claim may have waited.
-	SELECT p.*, n.nspname, target.proname AS old_name INTO target
-	FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) routine::pg_catalog.oid
-		LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace;
-	IF target.oid IS NULL THEN
-		RAISE EXCEPTION USING ERRCODE = 'undefined_function',
-			MESSAGE = pg_catalog.format('function %s was dropped while the request waited', target.old_name),
-			HINT = 'Nothing was executed.';
-	END IF;
-	run := pg_catalog.format('%I.%I(%s)', target.nspname, target.proname, pg_catalog.array_to_string(passed, ', '));
-	IF pg_catalog.cardinality(columns) OPERATOR(pg_catalog.>) 0 THEN
-		source := pg_catalog.format(' FROM pg_catalog.jsonb_to_record($1) AS passed (%s)', pg_catalog.array_to_string(columns, ', '));
-	END IF;
-	IF target.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid THEN
-		EXECUTE pg_catalog.concat('SELECT ', run, source) USING arguments;
-	ELSE
-		EXECUTE pg_catalog.concat('SELECT pg_catalog.to_jsonb(', run, ')', source) INTO result USING arguments;
-	END IF;
+	EXECUTE run.query INTO result USING arguments;
 	RETURN @extschema@.idem__call_settle(user_id, request_id, result, scope);
 END $$;
+
+COMMENT ON FUNCTION @extschema@.idem__call_begin(name, regprocedure, text, text, text, jsonb, text, interval) IS 'for idem_call(): claims the request, and returns the query that runs the function';
+COMMENT ON FUNCTION @extschema@.idem__call_settle(text, text, jsonb, text) IS 'for idem_call(): settles the request after the run, and returns what is stored';

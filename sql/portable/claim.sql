@@ -53,15 +53,10 @@ BEGIN
 	EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
 		NULL;
 	END;
-	IF outcome IS NULL OR fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
+	IF outcome IS NULL THEN
 		deadline := @extschema@.idem__deadline(wait) - (clock_timestamp() - begun);
 		key := @extschema@.idem__key_of(user_id, request_id, scope);
-		IF outcome IS NULL THEN
-			outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, false, true)).outcome;
-		END IF;
-		IF fingerprint::text = current_setting('idem_call.fingerprint', true) THEN
-			PERFORM @extschema@.idem__check_call(outcome, key);
-		END IF;
+		outcome := (@extschema@.idem__claim_key('idem_claim()', key, fingerprint, deadline, NULL::interval, NULL::jsonb, false, true)).outcome;
 		IF outcome <> 'claimed' AND outcome <> 'completed' THEN
 			PERFORM @extschema@.idem__raise_outcome(outcome, key);
 		END IF;

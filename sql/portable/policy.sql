@@ -220,18 +220,3 @@ BEGIN
 	END IF;
 	RETURN policy;
 END $$;
-
--- idem_call() claims by idem_claim(), which knows it by its fingerprint: errors of that call.
-CREATE FUNCTION @extschema@.idem__check_call(outcome text, key @extschema@.idem__key) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-	IF outcome = 'mismatch' THEN
-		-- The caller has passed no fingerprint: say what differs.
-		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
-			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
-	ELSIF outcome = 'completed' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
-			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
-		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
-			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);
-	END IF;
-END $$;

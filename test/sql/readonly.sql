@@ -70,7 +70,7 @@ COMMIT;
 -- Volatility, parallel safety and cost of the functions
 SELECT p.oid::regprocedure AS routine, provolatile, proparallel, procost >= 10000 AS late
 FROM pg_proc p
-WHERE proname ~ '^idem_[a-z]' AND prokind = 'f' AND proname !~ '_stat_|_step|_scopes_|_rights|_promise|_distribute|_unsettled_|_held_|_start_worker|_call_settle'
+WHERE proname ~ '^idem_[a-z]' AND prokind = 'f' AND proname !~ '_stat_|_step|_scopes_|_rights|_promise|_distribute|_unsettled_|_held_|_start_worker|_call_'
 	AND coalesce(array_to_string(proargnames[:2], ' '), '') !~ 'user_uuid|user_number|request_uuid'
 ORDER BY p.proname COLLATE "C", p.pronargs;
 -- The planner evaluates a cheap condition before a claim, wherever it stands in the WHERE.

@@ -48,7 +48,7 @@ SELECT p.oid::regprocedure AS routine, has_function_privilege('regress_idem_app'
 	has_function_privilege('regress_idem_operator', objid, 'EXECUTE') AS operator
 FROM pg_depend d JOIN pg_extension e ON refobjid = e.oid JOIN pg_proc p ON p.oid = objid
 WHERE extname ~ '^idem' AND classid = 'pg_proc'::regclass AND d.deptype = 'e'
-	AND proname ~ '^idem_[a-z]' AND proname !~ '_stat_|_scopes_|_rights|_promise|_distribute|_unsettled_|_held_|_start_worker|_call_settle'
+	AND proname ~ '^idem_[a-z]' AND proname !~ '_stat_|_scopes_|_rights|_promise|_distribute|_unsettled_|_held_|_start_worker|_call_'
 	AND coalesce(array_to_string(proargnames[:2], ' '), '') !~ 'user_uuid|user_number|request_uuid'
 ORDER BY p.proname COLLATE "C", p.pronargs;
 SELECT r, relname, string_agg(p, ', ' ORDER BY p COLLATE "C") FROM pg_class c,

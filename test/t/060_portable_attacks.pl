@@ -309,6 +309,22 @@ like(sink("'id', 'mood_text'"), qr/42703/, 'a sink with a function of the attack
 like(sink("'id', 'id)::hostile.mood::text, (id'"), qr/42703/, 'a sink with an expression as a column: refused');
 is(sink("'id', 'checked'"), '', 'a sink with a domain');
 is(as('owner', 'owned', "SELECT request_id FROM idem_claims WHERE scope = 'hostile'"), 'c', 'claims its values');
+# The check of the trigger is remembered in a setting, which anybody can forge: that spares no
+# check of a column or of an id, and lets no code of the attacker run.
+for (['42804', "'id', 'mood'"], ['42703', "'id', 'mood_text'"], ['42703', "'id', 'id)::hostile.mood::text, (id'"], ['ID400', "'id', 'later'"])
+{
+	my ($sqlstate, $columns) = @$_;
+	as('attacker', 'owned', "DROP TRIGGER IF EXISTS once ON hostile.sink; CREATE TRIGGER once BEFORE INSERT ON hostile.sink
+		FOR EACH ROW EXECUTE FUNCTION public.idem_skip_duplicates('forged', $columns)");
+	my (undef, undef, $errors) = $node->psql('owned', q{
+DO $$
+BEGIN
+	PERFORM set_config('idem_held.checked', concat_ws(' ', extract(epoch FROM statement_timestamp()), 'hostile.sink'::regclass::oid, 'once'), true);
+	INSERT INTO hostile.sink (id, later) VALUES ('i', '');
+END $$}, extra_params => [ '-U', 'attacker', '-v', 'VERBOSITY=sqlstate' ]);
+	like($errors, qr/ERROR:  $sqlstate/, "a forged check of a sink with $columns: refused");
+}
+is(as('owner', 'owned', "SELECT count(*) FROM idem_claims WHERE scope = 'forged'"), '0', 'and nothing is claimed');
 # The columns change after the snapshot of the transaction that inserts.
 for my $change ('to_json', 'later')
 {

@@ -223,7 +223,7 @@ sub rights
 	return as('owner', 'rights', qq{
 SELECT string_agg(o.name || ' ' || a.privilege_type, ', ' ORDER BY o.name, a.privilege_type)
 FROM (SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'requests'::regnamespace
-		AND proname <> 'idem__call_settle'		-- only in the portable edition
+		AND NOT proname ^@ 'idem__call_'		-- only in the portable edition
 	UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'requests'::regnamespace
 	UNION ALL SELECT relname || '.' || attname, attacl FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid WHERE relnamespace = 'requests'::regnamespace
 	UNION ALL SELECT typname, typacl FROM pg_type WHERE typnamespace = 'requests'::regnamespace) AS o (name, acl), aclexplode(o.acl) AS a

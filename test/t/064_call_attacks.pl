@@ -41,12 +41,12 @@ for my $edition (qw(c portable))
 
 # ----- a search_path with functions, operators and types that match better -----
 
-# Everything that the body of the portable edition calls
+# Everything that the portable edition calls on the way
 my $body = as($superuser, 'portable', q{SELECT prosrc FROM pg_proc WHERE proname = 'idem_call'});
-my %called = map { $_ => 1 } $body =~ /pg_catalog\.(\w+)\s*\(/g, 'now', 'sha256';
-my %operators = map { $_ => 1 } $body =~ /OPERATOR\(pg_catalog\.([^)]+)\)/g, '+', '<';
+my $parts = as($superuser, 'portable', q{SELECT string_agg(prosrc, ' ') FROM pg_proc WHERE proname ~ '^idem__c(all_|anonical|laim_marker)'});
+my %called = map { $_ => 1 } $parts =~ /\b([a-z_0-9]+)\(/g, qw(now sha256 concat cardinality to_jsonb jsonb_to_record);
+my %operators = map { $_ => 1 } qw(+ - < > <= = <> || ? ^@);
 cmp_ok(scalar(keys %called), '>', 10, 'functions that are called');
-cmp_ok(scalar(keys %operators), '>', 4, 'operators that are called');
 my $bare = $body =~ s/OPERATOR\(pg_catalog\.[^)]+\)//gr =~ s/'[^']*'//gr =~ s/--[^\n]*//gr =~ s/\b(ERRCODE|MESSAGE|DETAIL|HINT) =//gr;
 unlike($bare, qr/\|\||<|>|(?<!:)=| [-+*\/] |\bIN \(|\bLIKE\b|\bBETWEEN\b|DISTINCT FROM/, 'no operator is looked up by the search_path');
 unlike($bare, qr/::(?!pg_catalog\.)/, 'nor a type');

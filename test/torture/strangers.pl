@@ -111,7 +111,7 @@ for my $database (sort keys %extension)
 my %may_execute = (
 	stranger => [],
 	tables => [],
-	app => [qw(idem_call idem__call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
+	app => [qw(idem_call idem__call_begin idem__call_settle idem_claim idem_try_claim idem_lease idem_claim_many idem_complete idem_fail idem_extend
 		idem_release idem_fence idem_heal idem_result idem_outcome idem_status idem_lookup idem_fingerprint idem_skip_duplicates idem_version)],
 	operator => [qw(idem_version idem_result idem_outcome idem_status idem_lookup idem_lapsed idem_forget idem_erase idem__erase idem_heal idem_cleanup idem_cleanup_all
 		idem__cleanup_step idem__require_commit idem_stat_reset idem__stat_cleanup_counters idem__stat_cleaning idem__stat_claims_counters
