@@ -38,6 +38,7 @@ COMMENT ON COLUMN @extschema@.idem_claims.token IS 'fencing token; NULL for a tr
 COMMENT ON COLUMN @extschema@.idem_claims.result IS 'response; of a failed request the error; NULL for a marker';
 
 CREATE SEQUENCE @extschema@.idem_token_seq AS int8 CACHE 1;
+COMMENT ON SEQUENCE @extschema@.idem_token_seq IS 'fencing tokens';
 
 -- ----- scopes -----
 

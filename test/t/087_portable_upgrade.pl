@@ -251,7 +251,7 @@ $file{next} = file(
 	'next', '1.1.0+2.2',
 	sub { s/(?=^-- ----- policy -----$)/CREATE TYPE \@extschema\@.idem__later AS (key \@extschema\@.idem__key);\nCREATE FUNCTION \@extschema\@.idem__later(key \@extschema\@.idem__key) RETURNS \@extschema\@.idem__later LANGUAGE sql AS \$\$ SELECT ROW (key)::\@extschema\@.idem__later \$\$;\nCREATE FUNCTION \@extschema\@.idem_later() RETURNS text LANGUAGE sql AS \$\$ SELECT 'later' \$\$;\nCREATE TABLE \@extschema\@.idem__rules (rule text);\nCREATE TABLE \@extschema\@.idem_rules (rule text);\n\n/m or die },
 	sub { s/(FUNCTION \@extschema\@\.idem__whole_second\(moment timestamptz\)\nRETURNS )timestamptz\n(.*?\n)AS .*?;\n/$1date\n$2AS \$\$ SELECT moment::date + 1 \$\$;\n/s or die },
-	sub { s/'idem_skip_duplicates', 'idem_version'\]/'idem_skip_duplicates', 'idem_version', 'idem_later'\]/ or die });
+	sub { s/\|skip_duplicates\|version\)/|skip_duplicates|version|later)/ or die });
 as('owner', 'versions', "SELECT idem_grant('app', 'app'), idem_grant('less', 'app'); REVOKE EXECUTE ON FUNCTION idem_fingerprint FROM less");
 is(as('app', 'versions', "SELECT idem_claim('user', 'before')"), 't', 'a claim before');
 like(run_file($file{next}, 'owner', 'versions'), qr/^NOTICE:  idem was upgraded from 1\.0\.10\S* to 1\.1\.0\S*\n\z/, 'one with other objects');
