@@ -130,19 +130,17 @@ BEGIN
 	answer := @extschema@.idem__claim_marker(key, 'idem_call()',
 		sha256(convert_to(target.identity || @extschema@.idem__canonical(arguments) || ']', getdatabaseencoding())), wait);
 	result := answer.result;
-	IF answer.outcome = 'claimed' THEN
-		query := @extschema@.idem__call_query(routine::oid, full_name, target.types, arguments);
-		IF query IS NULL THEN
-			PERFORM @extschema@.idem__raise('42883', pg_catalog.format('function %s was dropped while the request waited', target.proname),
-				'Nothing was executed.');
-		END IF;
+	query := CASE WHEN answer.outcome <> 'completed' THEN @extschema@.idem__call_query(routine::oid, full_name, target.types, arguments) END;
+	IF answer.outcome = 'claimed' AND query IS NULL THEN
+		PERFORM @extschema@.idem__raise('42883', pg_catalog.format('function %s was dropped while the request waited', target.proname),
+			'Nothing was executed.');
 	ELSIF answer.outcome = 'mismatch' THEN
 		-- The caller has passed no fingerprint: say what differs.
 		PERFORM @extschema@.idem__raise_of_key('ID422', 'request id was used before with another fingerprint',
 			'The first call had another function or other arguments. A retry must send the same, also 30 and not "30"; only a new request takes a new id.', key);
-	ELSIF answer.outcome <> 'completed' THEN
+	ELSIF answer.outcome <> 'completed' AND answer.outcome <> 'claimed' THEN
 		PERFORM @extschema@.idem__raise_outcome(answer.outcome, key);
-	ELSIF current_setting('idem_held.open', true) <> '' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
+	ELSIF answer.outcome = 'completed' AND current_setting('idem_held.open', true) <> '' AND coalesce(@extschema@.idem__is_open(@extschema@.idem__held_text(key)),
 			EXISTS (SELECT FROM @extschema@.idem__row_of_note(@extschema@.idem__held_text(key)) AS r WHERE r.result IS NULL)) THEN
 		PERFORM @extschema@.idem__raise_of_key('55000', 'idem_call(): this transaction has claimed the request already, and not settled it',
 			'Do not claim the request before the call. The function that it runs must use another scope for calls of its own.', key);

@@ -31,7 +31,10 @@ BEGIN
 				UNION ALL SELECT t.tgparentid, t.tgrelid FROM up JOIN pg_trigger AS t ON t.oid = up.parent)
 			SELECT FROM up JOIN pg_class AS c ON c.oid = up.relid WHERE up.parent = '0'::oid AND c.relispartition)) THEN
 		PERFORM @extschema@.idem__raise('39P01', pg_catalog.format('trigger "%s" must be created on partitioned table "%s", BEFORE INSERT OR DELETE',
-				trigger_name, (SELECT c.relname FROM pg_class AS c WHERE c.oid = pg_partition_root(relation::regclass)::oid)),
+				trigger_name, (
+				WITH RECURSIVE up AS (
+					SELECT relation AS relid UNION ALL SELECT i.inhparent FROM up JOIN pg_inherits AS i ON i.inhrelid = up.relid)
+				SELECT c.relname FROM up JOIN pg_class AS c ON c.oid = up.relid WHERE NOT c.relispartition)),
 			'Otherwise an UPDATE that moves a row to another partition could lose it.');
 	END IF;
 END $$;
