@@ -54,11 +54,16 @@ CREATE TABLE @extschema@.idem_scopes (
 	lease_max interval CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
 		lease_max > interval '0' AND lease_max <= interval '36500 days'
 		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
-	failed text NOT NULL DEFAULT 'terminal' CHECK (failed = 'terminal' OR failed = 'retryable'),
-	lapsed text NOT NULL DEFAULT 'reclaim' CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
-	expired text NOT NULL DEFAULT 'protect' CHECK (expired = 'protect' OR expired = 'reclaim'),
-	key_time text NOT NULL DEFAULT 'any' CHECK (key_time = 'any' OR key_time = 'uuidv7'),
-	result_max_bytes int4 CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
+	failed text NOT NULL DEFAULT 'terminal' CONSTRAINT "failed must be terminal or retryable"
+		CHECK (failed = 'terminal' OR failed = 'retryable'),
+	lapsed text NOT NULL DEFAULT 'reclaim' CONSTRAINT "lapsed must be reclaim or unknown"
+		CHECK (lapsed = 'reclaim' OR lapsed = 'unknown'),
+	expired text NOT NULL DEFAULT 'protect' CONSTRAINT "expired must be protect or reclaim"
+		CHECK (expired = 'protect' OR expired = 'reclaim'),
+	key_time text NOT NULL DEFAULT 'any' CONSTRAINT "key_time must be any or uuidv7"
+		CHECK (key_time = 'any' OR key_time = 'uuidv7'),
+	result_max_bytes int4 CONSTRAINT "result_max_bytes must be 1 to 267386880"
+		CHECK (result_max_bytes > 0 AND result_max_bytes <= 267386880),
 	guarded_since timestamptz,
 	CONSTRAINT "key_time = uuidv7 needs a ttl of its own" CHECK (key_time <> 'uuidv7' OR ttl IS NOT NULL)
 ) USING heap;

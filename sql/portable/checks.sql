@@ -39,8 +39,9 @@ BEGIN
 		-- Not in temporary schemas: otherwise every role could block the installation.
 		(SELECT min(t.relnamespace::regnamespace::text)
 			FROM pg_class AS t JOIN pg_proc AS p ON p.pronamespace = t.relnamespace
+				JOIN pg_namespace AS x ON x.oid = t.relnamespace
 			WHERE t.relname = 'idem_claims' AND p.proname = 'idem_try_claim' AND t.oid IS DISTINCT FROM c.oid
-				AND NOT t.relnamespace::regnamespace::text ^@ 'pg_') AS other
+				AND NOT x.nspname ^@ 'pg_') AS other
 	INTO it
 	FROM pg_namespace AS n JOIN pg_database AS d ON d.datname = current_database()
 		JOIN pg_roles AS s ON s.oid = CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE nspowner END
@@ -77,7 +78,8 @@ BEGIN
 		(it.owner <> it.installer AND NOT pg_has_role(session_user, it.owner,
 				CASE WHEN current_setting('server_version_num')::int4 < 160000 THEN 'MEMBER' ELSE 'SET' END),
 			'insufficient_privilege', format('idem cannot be installed for role %s, the owner of %sschema %s', it.owner,
-				CASE WHEN it.was_owner IS NULL THEN '' ELSE 'idem in ' END, schema), NULL, 'Install it as that role.')
+				CASE WHEN it.was_owner IS NULL THEN '' ELSE 'idem in ' END, schema), NULL,
+			'Install or upgrade it as that role.')
 	) AS r (applies, state, message, detail, hint) WHERE r.applies LIMIT 1;
 	IF FOUND THEN
 		RAISE EXCEPTION USING ERRCODE = refusal.state, MESSAGE = refusal.message,

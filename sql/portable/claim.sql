@@ -333,7 +333,7 @@ AS $$
 DECLARE
 	pause interval := '1 millisecond';
 	slices int4 := 0;
-	is_refused boolean := false;	-- the look before: a lock was not available
+	is_refused boolean := false;	-- the look before: a lock was not available, perhaps that of idem_scopes
 	answer @extschema@.idem__answer;
 	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
@@ -342,21 +342,21 @@ BEGIN
 		answer := NULL;
 		BEGIN
 			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
-			is_refused := NOT is_refused;	-- until it ends, if it is a look
 			IF is_refused THEN
+				is_refused := false;
+				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;		-- a look does not wait for it
+			ELSE
+				is_refused := true;
 				answer := @extschema@.idem__look(key, fingerprint, lease, progress, tells_progress);
 				is_refused := false;
 				EXIT WHEN answer.outcome = 'claimed';
-			ELSE
-				-- Perhaps by the lock of idem_scopes, which a look does not wait for.
-				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;
 			END IF;
 			RAISE SQLSTATE 'ID001';
 		EXCEPTION
 			WHEN SQLSTATE 'ID001' THEN
 				NULL;
 			WHEN lock_not_available THEN
-				slices := slices + 1;
+				slices := slices + is_refused::int4;
 		END;
 		EXIT WHEN answer.outcome IS NOT NULL;
 		IF clock_timestamp() >= deadline AND (is_refused OR answer.lease_until IS NOT NULL) THEN

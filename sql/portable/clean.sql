@@ -1,6 +1,6 @@
 -- ----- cleaning -----
 
--- The ledger: a row for each batch; those of more than a week ago are merged into one.  (Not one row of counters: it
+-- The ledger: a row for each batch; those of more than a week ago are merged into one, a thousand at a time.  (Not one row of counters: it
 -- would bloat, and cleaners would wait for each other.)
 CREATE TABLE @extschema@.idem__cleanup_batches (
 	finished_at timestamptz NOT NULL,
@@ -68,7 +68,9 @@ BEGIN
 		WITH old AS (
 			DELETE FROM @extschema@.idem__cleanup_batches AS b WHERE b.ctid = ANY (ARRAY(
 				SELECT b2.ctid FROM @extschema@.idem__cleanup_batches AS b2
-				WHERE b2.finished_at < begun - interval '7 days' FOR UPDATE SKIP LOCKED))
+				WHERE b2.finished_at < begun - interval '7 days' AND 1000 < (SELECT count(*)
+					FROM @extschema@.idem__cleanup_batches AS b3 WHERE b3.finished_at < begun - interval '7 days')
+				FOR UPDATE SKIP LOCKED))
 			RETURNING b.*)
 		INSERT INTO @extschema@.idem__cleanup_batches
 			SELECT max(o.finished_at), sum(o.batches), sum(o.rows_deleted), sum(o.seconds), max(o.max_seconds), false

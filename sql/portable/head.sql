@@ -12,7 +12,7 @@
  *
  * - It has no worker.  pg_cron, or a timer of a client, must clean up: CALL idem_cleanup_all().
  * - Each claim runs in a subtransaction.  More than 64 in one transaction slow down other sessions that read rows
- *	 younger than it; a batch of new keys counts as a few.
+ *	 younger than it; a batch counts as one for 500 new keys.
  * - A waiter for a lease polls, with pauses of up to 100 ms.  lock_timeout ends no wait of a call: idem.wait does.
  * - Claims are not counted: there is no idem_stat_claims.
  * - A change that moves guarded_since waits for every transaction that has called a function that claims.
@@ -27,8 +27,9 @@
  * - Callers need no right on the tables: the functions run as their owner (SECURITY DEFINER).  Nothing is granted to
  *	 PUBLIC, nor to the grantees of default privileges.
  * - No name is looked up where others can put an object.  Public functions and triggers have the search_path
- *	 pg_catalog, pg_temp, and qualify every name of ours.  Internal functions can be executed by the owner only, and
- *	 run under the search_path of their caller.  idem_cleanup_all() and idem_erase(), which commit, and idem_call(),
+ *	 pg_catalog, pg_temp, and qualify every name of ours.  Internal functions run under the search_path of their
+ *	 caller, and can be executed by the owner only, but for those that idem_grant() names and that have their own
+ *	 search_path.  idem_cleanup_all() and idem_erase(), which commit, and idem_call(),
  *	 which runs its function under its caller's search_path, qualify every name.
  * - The installation, or an upgrade, is refused if a role can create objects in the schema, or owns functions,
  *	 operators or types in it, unless that role is a superuser or the owner-to-be.
@@ -41,7 +42,9 @@
  * - The owner of the schema and the owner of the database can drop idem.
  * - A trigger on one of our tables runs as our owner, and GRANT ALL ON ALL TABLES gives the right to create one.
  *	 Grant by idem_grant() instead.
- * - idem_call(), idem_grant(), idem_revoke(), idem_cleanup_all(), idem_erase(), and the triggers
- *	 idem__scopes_guard() and idem__replace_settings() run with the rights of their caller.  A superuser who does not
- *	 trust the owner of idem must not call them, and must not write its tables.
+ * - The owner of idem can replace its functions.  A superuser who does not trust that role must call none of them,
+ *	 and must not write its tables.  With the rights of their caller run idem_call(), idem_grant(), idem_revoke(),
+ *	 idem_cleanup_all(), idem_erase(), the triggers idem__scopes_guard() and idem__replace_settings(), and the
+ *	 functions for ids of other types, which only call the others.
+ * - Who may call what: idem_grant(), and what follows it, near the end.
  */

@@ -16,9 +16,12 @@ CREATE TABLE @extschema@.idem_settings (
 		CONSTRAINT "lease_max must be positive, at most 36500 days, without months" CHECK (
 		lease_max > '0' AND lease_max <= '36500 days'
 		AND date_part('year', lease_max) = 0 AND date_part('month', lease_max) = 0),
-	result_max_bytes int4 NOT NULL DEFAULT 1048576 CHECK (result_max_bytes BETWEEN 1 AND 267386880),
-	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CHECK (cleanup_batch_size BETWEEN 1 AND 1000000),
-	scopes text NOT NULL DEFAULT 'any' CHECK (scopes = 'any' OR scopes = 'declared')
+	result_max_bytes int4 NOT NULL DEFAULT 1048576 CONSTRAINT "result_max_bytes must be 1 to 267386880"
+		CHECK (result_max_bytes BETWEEN 1 AND 267386880),
+	cleanup_batch_size int4 NOT NULL DEFAULT 50000 CONSTRAINT "cleanup_batch_size must be 1 to 1000000"
+		CHECK (cleanup_batch_size BETWEEN 1 AND 1000000),
+	scopes text NOT NULL DEFAULT 'any' CONSTRAINT "scopes must be any or declared"
+		CHECK (scopes = 'any' OR scopes = 'declared')
 ) USING heap;
 
 COMMENT ON TABLE @extschema@.idem_settings IS 'what the operator has set, for all scopes';
@@ -69,8 +72,7 @@ $$;
 --
 -- The guard's lock waits for every transaction that has claimed, and holds new claims back until the change
 -- commits (see idem__claim_key()): so every claim under the old policy was made before guarded_since.  New claims
--- queue behind the waiting guard.  So it waits in slices, and lets claims pass in between.  Of two changes that
--- wait for each other, the first one to run out of patience gives up.
+-- queue behind the waiting guard.  So it waits in slices, and lets claims pass in between. 
 --
 -- The trigger runs with the rights of the role that changes the row, so it calls none of our functions.
 CREATE FUNCTION @extschema@.idem__scopes_guard() RETURNS trigger
@@ -94,7 +96,7 @@ BEGIN
 			PERFORM set_config('lock_timeout', slice_ms::text, true);
 			LOCK TABLE @extschema@.idem_scopes IN EXCLUSIVE MODE;
 			EXIT;
-		EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+		EXCEPTION WHEN lock_not_available THEN
 			IF clock_timestamp() >= give_up THEN
 				RAISE EXCEPTION 'policy of scope "%" cannot change now: idem_scopes is in use', coalesce(NEW.scope, '')
 					USING ERRCODE = 'lock_not_available',
@@ -140,22 +142,33 @@ $$;
 
 -- Makes the row as it has to be; is_changed false: only if it is another one.  True: it was there, and is renewed.
 -- The locks come first: what is read after them has the changes of all others.  Whoever has locked the row has
--- locked idem_scopes: so the guard waits in its slices, and not for the row.
+-- locked idem_scopes: so the guard waits in its slices, and not for the row.  Cleaning does not wait for a change.
 CREATE FUNCTION @extschema@.idem__renew_policies(is_changed boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
+	caller_timeout constant text := current_setting('lock_timeout');
 	was_missing boolean;
 BEGIN
 	IF NOT is_changed AND EXISTS (SELECT FROM @extschema@.idem__policies AS r, @extschema@.idem__policies_now() AS n
 			WHERE (r.scopes, r.ttls, r.results_max) IS NOT DISTINCT FROM (n.scopes, n.ttls, n.results_max)) THEN
 		RETURN false;
 	END IF;
-	LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
-	INSERT INTO @extschema@.idem__policies VALUES (true, '{}', '{}', '{}') ON CONFLICT (only_row) DO NOTHING;
-	was_missing := FOUND;
-	PERFORM FROM @extschema@.idem__policies FOR UPDATE;
+	BEGIN
+		PERFORM set_config('lock_timeout', CASE WHEN is_changed THEN caller_timeout ELSE '1' END, true);
+		LOCK TABLE @extschema@.idem_scopes IN ROW EXCLUSIVE MODE;
+		INSERT INTO @extschema@.idem__policies VALUES (true, '{}', '{}', '{}') ON CONFLICT (only_row) DO NOTHING;
+		was_missing := FOUND;
+		PERFORM FROM @extschema@.idem__policies FOR UPDATE;
+		PERFORM set_config('lock_timeout', caller_timeout, true);
+	EXCEPTION WHEN lock_not_available THEN
+		IF is_changed THEN
+			PERFORM @extschema@.idem__raise('55P03', 'policy cannot change now: another transaction changes it', 'Try again.');
+		END IF;
+		RETURN false;
+	END;
 	UPDATE @extschema@.idem__policies AS r SET scopes = n.scopes, ttls = n.ttls, results_max = n.results_max
-	FROM @extschema@.idem__policies_now() AS n;
-	RETURN NOT was_missing;
+	FROM @extschema@.idem__policies_now() AS n
+	WHERE (r.scopes, r.ttls, r.results_max) IS DISTINCT FROM (n.scopes, n.ttls, n.results_max);
+	RETURN FOUND AND NOT was_missing;
 END $$;
 
 CREATE FUNCTION @extschema@.idem__policies_changed() RETURNS trigger

@@ -29,8 +29,8 @@ BEGIN
 	END;
 	PERFORM @extschema@.idem_status(user_id, 'any', COALESCE(scope, ''));		-- ID400 if no request can have them
 	FOR key IN SELECT c.request_id, c.scope FROM @extschema@.idem_claims AS c
-		WHERE c.user_id OPERATOR(pg_catalog.=) idem_erase.user_id
-			AND (idem_erase.scope IS NULL OR c.scope OPERATOR(pg_catalog.=) idem_erase.scope)
+		WHERE c.user_id OPERATOR(pg_catalog.=) idem_erase.user_id COLLATE "C"
+			AND (idem_erase.scope IS NULL OR c.scope OPERATOR(pg_catalog.=) idem_erase.scope COLLATE "C")
 			AND (c.result IS NOT NULL OR c.progress IS NOT NULL)
 	LOOP
 		requests := requests OPERATOR(pg_catalog.+) 1;

@@ -6,7 +6,7 @@ AS $$ SELECT true $$;
 
 -- Locks the row of the key until the transaction ends, and returns it as it is now; all NULL if there is none.
 -- Waits for another transaction that has the row, for idem.wait, and then raises ID503 (ID409 for '0').
--- of_token: raises ID410 if the row has another one, without a wait for its lock; NULL: any.  The token decides,
+-- of_token: raises ID410 if the row has another one; NULL: any.  The token decides,
 -- never the clock: a holder whose lease lapsed still holds it until somebody takes it over.
 CREATE FUNCTION @extschema@.idem__lock_row(
 	command text, key @extschema@.idem__key, of_token int8, may_be_absent boolean, may_be_settled boolean)

@@ -114,7 +114,9 @@ BEGIN
 	IF TG_OP = 'UPDATE' THEN
 		RETURN NEW;
 	ELSIF TG_OP = 'DELETE' THEN
-		ignored := set_config('idem_held.deleting', statement, true);
+		IF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = TG_RELID) THEN
+			ignored := set_config('idem_held.deleting', statement, true);
+		END IF;
 		RETURN OLD;
 	END IF;
 
@@ -145,10 +147,13 @@ BEGIN
 		RETURN NEW;
 	ELSIF outcome <> 'completed' THEN
 		PERFORM @extschema@.idem__raise_outcome(outcome, key);
-	ELSIF current_setting('idem_held.deleting', true) = statement
-		AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = TG_RELID) THEN
-		PERFORM @extschema@.idem__raise_of_key('0A000', 'cannot tell whether a row is new or moves from another partition',
-			'To move rows, disable the trigger meanwhile. To delete rows and to insert others, use two statements.', key);
+	ELSIF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = TG_RELID) THEN
+		-- Once more: it may have become a partition after the check, in the same statement of the client.
+		PERFORM @extschema@.idem__check_sink(TG_RELID, TG_NAME, TG_WHEN || ' ' || TG_LEVEL, TG_ARGV);
+		IF current_setting('idem_held.deleting', true) = statement THEN
+			PERFORM @extschema@.idem__raise_of_key('0A000', 'cannot tell whether a row is new or moves from another partition',
+				'To move rows, disable the trigger meanwhile. To delete rows and to insert others, use two statements.', key);
+		END IF;
 	END IF;
 	RETURN NULL;
 END $$;

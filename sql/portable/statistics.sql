@@ -32,7 +32,8 @@ LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 33 SECURITY DEFINER SET search_path
 	WITH common AS (
 		SELECT v.scope, v.share::float8
 		FROM pg_stats, ROWS FROM (unnest(most_common_vals::text::text[]), unnest(most_common_freqs)) AS v (scope, share)
-		WHERE quote_ident(schemaname) = '@extschema@' AND tablename = 'idem_claims' AND attname = 'scope'
+		WHERE schemaname = (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = '@extschema@'::regnamespace)
+			AND tablename = 'idem_claims' AND attname = 'scope'
 			AND NOT inherited
 		ORDER BY v.share DESC LIMIT 32)
 	SELECT k.scope, k.share FROM common AS k
@@ -68,7 +69,7 @@ CREATE VIEW @extschema@.idem_metrics AS
 			('idem_table_dead_rows', 'Dead rows of the table, an estimate.', t.dead_rows),
 			('idem_table_bytes', 'Size of the table with its indexes.', t.bytes),
 			('idem_dead_rows_held_seconds', 'Age of the oldest transaction that keeps VACUUM from removing dead rows.',
-				date_part('epoch', CASE WHEN t.held_back_by IS NULL THEN '0' ELSE now() - t.held_back_since END)),
+				date_part('epoch', CASE WHEN t.held_back_by IS NULL THEN '0' ELSE clock_timestamp() - t.held_back_since END)),
 			('idem_dead_rows_held_transactions', 'Transactions since what keeps VACUUM from removing dead rows began.',
 				coalesce(t.held_back_transactions, 0))) AS n (name, help, value)
 		-- grouped: a real scope can have such a name, and a sample must not come twice

@@ -28,7 +28,7 @@ BEGIN
 			UNION ALL SELECT 'operator ' || o.oid::regoperator FROM pg_operator AS o
 			WHERE o.oprnamespace = schema AND o.oprowner = ANY (strangers)
 			UNION ALL SELECT 'type ' || t.oid::regtype FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
-			WHERE t.typnamespace = schema AND t.typcategory <> 'A' AND coalesce(c.relkind = 'c', true)	-- no table's
+			WHERE t.typnamespace = schema AND (t.typtype = 'd' OR t.typcategory <> 'A') AND coalesce(c.relkind = 'c', true)	-- no table's
 				AND (t.typowner = ANY (strangers)
 					OR upgrades AND t.typname ^@ 'idem_' AND (t.typowner <> owner OR t.typtype = 'd'))
 			UNION ALL SELECT 'relation ' || c.oid::regclass FROM pg_class AS c

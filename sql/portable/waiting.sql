@@ -7,13 +7,16 @@ DECLARE
 	setting constant text COLLATE "C" := coalesce(nullif(current_setting('idem.wait', true), ''), '5 s');
 BEGIN
 	IF wait IS NULL THEN
-		IF setting !~ '^[[:space:]]*([+]?[0-9]*[.]?[0-9]+[[:space:]]*(us|ms|s|min|h|d)?|-1[[:space:]]*(ms)?)[[:space:]]*$' THEN
+		IF setting ~ '^[[:space:]]*-1[[:space:]]*(ms)?[[:space:]]*$' THEN
+			RETURN 'infinity';
+		ELSIF setting ~ '^[[:space:]]*[+]?[0-9]{0,10}[.]?[0-9]+[[:space:]]*(us|ms|s|min|h|d)?[[:space:]]*$' THEN
+			wait := date_trunc('milliseconds', interval '500 us'
+				+ (setting || CASE WHEN setting ~ '[a-z]' THEN '' ELSE ' ms' END)::interval);
+		END IF;
+		IF wait IS NULL OR wait > interval '2147483647 ms' THEN
 			PERFORM @extschema@.idem__raise('22023', pg_catalog.format('invalid value for parameter "idem.wait": "%s"', setting),
 				'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".');
-		ELSIF strpos(setting, '-') > 0 THEN
-			RETURN 'infinity';
 		END IF;
-		wait := setting || CASE WHEN setting ~ '[a-z]' THEN '' ELSE ' ms' END;
 	ELSIF @extschema@.idem__has_months(wait) THEN
 		PERFORM @extschema@.idem__raise('ID400', 'wait must not have months',
 			'Fix the client: give it in days, hours or shorter units. To wait until cancelled, set idem.wait to -1 and leave wait out.');
@@ -75,8 +78,8 @@ BEGIN
 	PERFORM @extschema@.idem__raise(error.state, error.message, 'Retry the same request later.',
 		'S' || substr(@extschema@.idem__name(key), 2) || '. ' || CASE
 			WHEN lease_until IS NULL THEN 'Another transaction was in the way.'
-			ELSE pg_catalog.format('A lease holds it until %s.', coalesce(to_char(@extschema@.idem__whole_second(
-				least(lease_until, '294276-12-31 23:59:59+00'::timestamptz)), 'YYYY-MM-DD HH24:MI:SSOF'), 'infinity')) END);
+			ELSE pg_catalog.format('A lease holds it until %s.', CASE WHEN lease_until = 'infinity' THEN 'infinity' ELSE to_char(
+				@extschema@.idem__whole_second(least(lease_until, '294276-12-31 23:59:59+00'::timestamptz)), 'YYYY-MM-DD HH24:MI:SSOF') END) END);
 END $$;
 
 CREATE FUNCTION @extschema@.idem__outcome_of_passed(deadline timestamptz) RETURNS text LANGUAGE sql IMMUTABLE

@@ -111,3 +111,18 @@ SELECT rows();
 SET client_min_messages = warning;
 DROP SCHEMA sink_moves CASCADE;
 TRUNCATE idem_claims;
+
+-- A table that becomes a partition in the midst of a client's statement
+CREATE TABLE late (u text, r text, k int) PARTITION BY LIST (k);
+CREATE TABLE late_2 PARTITION OF late FOR VALUES IN (2);
+CREATE TABLE late_1 (u text, r text, k int);
+CREATE TRIGGER skip BEFORE INSERT ON late_1 FOR EACH ROW EXECUTE FUNCTION idem_skip_duplicates('late', 'u', 'r');
+DO $$
+BEGIN
+	INSERT INTO late_1 VALUES ('u', '1', 1);
+	ALTER TABLE late ATTACH PARTITION late_1 FOR VALUES IN (1);
+	UPDATE late SET k = 2;
+	UPDATE late SET k = 1;
+END $$;
+DROP TABLE late;
+DROP TABLE late_1;

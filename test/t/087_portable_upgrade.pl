@@ -91,10 +91,10 @@ sub new_database
 
 # What idem consists of
 my $objects = q{
-SELECT pg_get_functiondef(p.oid), p.proowner::regrole, p.proacl, obj_description(p.oid, 'pg_proc') FROM pg_proc AS p
+SELECT pg_get_functiondef(p.oid), p.proowner::regrole, p.proacl, CASE WHEN p.proname NOT LIKE 'idem\_\_%' THEN obj_description(p.oid, 'pg_proc') END FROM pg_proc AS p
 	WHERE p.pronamespace = 'requests'::regnamespace AND p.proname LIKE 'idem\_%' ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT t.typname, t.typtype, t.typowner::regrole, t.typacl FROM pg_type AS t WHERE t.typnamespace = 'requests'::regnamespace AND t.typname LIKE 'idem\_%' ORDER BY 1;
-SELECT c.relname, c.relkind, c.relowner::regrole, coalesce(c.relacl, acldefault('r', c.relowner)), c.reloptions, obj_description(c.oid, 'pg_class'),
+SELECT c.relname, c.relkind, c.relowner::regrole, coalesce(c.relacl, acldefault('r', c.relowner)), c.reloptions, CASE WHEN c.relname NOT LIKE 'idem\_\_%' THEN obj_description(c.oid, 'pg_class') END,
 	(SELECT string_agg(pg_get_constraintdef(r.oid), ' ' ORDER BY pg_get_constraintdef(r.oid)) FROM pg_constraint AS r WHERE r.conrelid = c.oid),
 	(SELECT string_agg(format('%s %s %s %s', a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attacl), ', ' ORDER BY a.attnum)
 		FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
