@@ -1,0 +1,179 @@
+// What a call of idem can end in, one class for each outcome.
+
+/** Details that every error of this package carries. */
+export interface ErrorDetails {
+	/** The outcome of idem, such as 'in_progress'; 'error' where there is none. */
+	outcome: string;
+	/** HTTP status that fits. */
+	status: number;
+	/** Whether the same request, with the same id, may be sent again. */
+	retryable?: boolean;
+	/** Seconds after which to try again; null if a retry does not help. */
+	retryAfter?: number | null;
+	/** SQLSTATE of the server's error, if there was one. */
+	sqlstate?: string | null;
+	cause?: unknown;
+}
+
+/** Base of all errors of this package. */
+export class IdemError extends Error {
+	readonly outcome: string;
+	readonly status: number;
+	readonly retryable: boolean;
+	readonly retryAfter: number | null;
+	readonly sqlstate: string | null;
+
+	constructor(message: string, details: ErrorDetails) {
+		super(message, details.cause === undefined ? undefined : { cause: details.cause });
+		this.name = new.target.name;
+		this.outcome = details.outcome;
+		this.status = details.status;
+		this.retryable = details.retryable ?? false;
+		this.retryAfter = details.retryAfter ?? (this.retryable ? 1 : null);
+		this.sqlstate = details.sqlstate ?? codeOf(details.cause);
+	}
+}
+
+type More = { cause?: unknown; sqlstate?: string };
+type ErrorClass = new (message: string, more?: More) => IdemError;
+
+/** Another execution of this request is at work. Send it again later. */
+export class InProgress extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'in_progress', status: 409, retryable: true, ...more }); }
+}
+/** The same, after waiting. */
+export class TimedOut extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'timed_out', status: 503, retryable: true, ...more }); }
+}
+/** The id was used with other params. */
+export class Mismatch extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'mismatch', status: 422, ...more }); }
+}
+/** The time in the id is too old to tell whether the request was executed. */
+export class Stale extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'stale', status: 412, ...more }); }
+}
+/** A lease lapsed, and nobody knows whether the work was done. An operator has to find out. */
+export class Unknown extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'unknown', status: 409, ...more }); }
+}
+/** Bad arguments: an empty id, params that JSON cannot hold. */
+export class Invalid extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'invalid', status: 400, ...more }); }
+}
+/** The request ended for good: `stored` is the value that was given to `Refused`. Use a new id. */
+export class Failed extends IdemError {
+	readonly stored: unknown;
+	/** Whether an earlier execution has failed, and not this one. */
+	readonly replayed: boolean;
+	constructor(message: string, stored: unknown, replayed: boolean, more?: More) {
+		super(message, { outcome: 'failed', status: 409, ...more });
+		this.stored = stored;
+		this.replayed = replayed;
+	}
+}
+/** The lease has another holder, or has ended. Stop, and write nothing. */
+export class LeaseLost extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'lost', status: 409, ...more }); }
+}
+/** The value is larger than the scope's result_max_bytes. Store a reference to it. */
+export class TooLarge extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+}
+/** The connection was lost at COMMIT, again and again. Send the same id again: the claim tells whether it was executed. */
+export class CommitUnknown extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'commit_unknown', status: 503, retryable: true, ...more }); }
+}
+/** idem is not in this database, or not in this schema. */
+export class NotInstalled extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+}
+/** The role may not call idem. */
+export class NoRights extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+}
+/** The handler ended the transaction itself. What it committed stays, and the claim with it, without a value. */
+export class HandlerEndedTransaction extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+}
+/** The handler caught the error of a statement and went on: nothing of it can be committed. */
+export class SwallowedError extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+}
+
+/** Throw it in a handler to end the request for good: every retry gets `Failed` with this value. */
+export class Refused extends Error {
+	readonly value: unknown;
+	constructor(value: unknown) {
+		super('the request is refused');
+		this.name = 'Refused';
+		this.value = value;
+	}
+}
+
+const byCode: Record<string, ErrorClass> = {
+	ID400: Invalid, ID409: InProgress, ID410: LeaseLost, ID412: Stale, ID413: TooLarge, ID422: Mismatch, ID424: Unknown, ID503: TimedOut,
+};
+const byOutcome: Record<string, ErrorClass> = {
+	in_progress: InProgress, timed_out: TimedOut, mismatch: Mismatch, stale: Stale, unknown: Unknown,
+};
+const words: Record<string, string> = {
+	in_progress: 'this request is being executed: send it again later',
+	timed_out: 'this request is still being executed: send it again later',
+	mismatch: 'this id was used with other params',
+	stale: 'this id is too old to tell whether the request was executed',
+	unknown: 'nobody knows whether this request was executed: an operator has to find out',
+};
+
+export function outcomeError(outcome: string): IdemError {
+	return new (byOutcome[outcome] ?? Unknown)(words[outcome] ?? `unexpected outcome ${outcome}`);
+}
+
+/** The server's error of one of idem's own statements, as an error of this package where it is one. */
+export function translate(error: unknown, schema: string): unknown {
+	const code = codeOf(error);
+	const message = error instanceof Error ? error.message : String(error);
+	if (code === null) return error;
+	const known = byCode[code];
+	if (known) return new known(message, { cause: error });
+	if (code === '3F000' || (code === '42883' && message.includes('idem_'))) {
+		return new NotInstalled(`idem is not installed in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}"`
+			+ ` (${message})`, { cause: error });
+	}
+	if (code === '42501' && (message.includes('idem_') || message.includes(schema))) {
+		return new NoRights(`this role may not call idem: run "npx idem-pg install --schema ${schema} --grant ROLE",`
+			+ ` or SELECT "${schema}".idem_grant('ROLE', 'app') (${message})`, { cause: error });
+	}
+	return error;
+}
+
+/** SQLSTATE, or the code of a socket's error. */
+export function codeOf(error: unknown): string | null {
+	const code = (error as { code?: unknown } | null | undefined)?.code;
+	return typeof code === 'string' ? code : null;
+}
+
+// The error, and what it wraps: a handler or an ORM may have wrapped the driver's error.
+function* chain(error: unknown): Generator<unknown> {
+	for (let depth = 0; error != null && depth < 10; depth++) {
+		yield error;
+		error = (error as { cause?: unknown }).cause;
+	}
+}
+
+/** 40001 and 40P01: the whole transaction is to be repeated. */
+export function isConflict(error: unknown): boolean {
+	for (const e of chain(error)) if (['40001', '40P01'].includes(codeOf(e) ?? '')) return true;
+	return false;
+}
+
+const lostCode = /^(57P0[123]|08...|E(CONNRESET|CONNREFUSED|CONNABORTED|PIPE|TIMEDOUT|HOSTUNREACH|NETUNREACH|NETDOWN|NOTFOUND|AI_AGAIN)|ENOENT|ERR_STREAM_.*|CONNECTION_(CLOSED|DESTROYED)|CONNECT_TIMEOUT)$/;
+const lostMessage = /^(Connection terminated|Client has encountered a connection error|Client was closed|timeout (exceeded|expired)|Query read timeout|The server has closed|idem: connection lost)/;
+
+/** Whether the error can come from a lost connection. A handler's own sockets raise the same codes: look at the connection too. */
+export function looksLost(error: unknown): boolean {
+	for (const e of chain(error)) {
+		if (lostCode.test(codeOf(e) ?? '') || (e instanceof Error && lostMessage.test(e.message))) return true;
+	}
+	return false;
+}
