@@ -1,5 +1,8 @@
-// One small interface over pg, postgres and PGlite. All statements of idem go as one simple query with its values as
-// literals: so BEGIN and the claim are one round trip, and an error of complete keeps the COMMIT behind it from running.
+// One small interface over pg, postgres and PGlite. All statements of idem go as simple queries, with their values as
+// literals. So with pg, BEGIN and the claim are one round trip, and complete and COMMIT: an error of complete keeps the
+// COMMIT behind it from running.
+
+import { looksLost } from './errors';
 
 /** pg.Pool, as far as it is used. */
 export interface PgPool {
@@ -12,7 +15,7 @@ export interface PgPool {
 /** The function that postgres() returns, as far as it is used. */
 export interface PostgresSql {
 	unsafe(text: string, ...more: any[]): any;
-	reserve(): Promise<any>;
+	begin(options: string, callback: (tx: any) => any): Promise<any>;
 }
 /** PGlite, as far as it is used. */
 export interface PGliteLike {
@@ -23,7 +26,7 @@ export interface PGliteLike {
 export type Pool = PgPool | PostgresSql | PGliteLike;
 /** What a handler gets: the connection of that driver. */
 export type Tx<P> =
-	P extends { reserve(): Promise<infer R> } ? R
+	P extends { begin(options: string, callback: (tx: infer T) => any): any } ? T
 	: P extends { exec(...args: any[]): any; transaction(callback: (tx: infer T) => Promise<any>): any } ? T
 	: P extends { connect: { (): Promise<infer C>; (callback: any): void } } ? C
 	: any;
@@ -92,11 +95,13 @@ function pgDriver(pool: PgPool): Driver {
 function postgresDriver(sql: PostgresSql): Driver {
 	return {
 		async query(text) { return first(await sql.unsafe(text)); },
+		// sql.begin() sends BEGIN and COMMIT itself, and this ends it from outside. (sql.reserve() would save a round trip,
+		// but never returns with fetch_types = false.)
 		async connect() {
-			const reserved = await sql.reserve();
 			let lost = false, over = false;
-			let inner: any;
-			// When its connection is lost, postgres.js lets the next query open another one, outside of the
+			let raw: any, tx: any, inner: any, done: Promise<unknown>;
+			let end: (how: 'commit' | 'rollback') => void = ignore, restore = ignore;
+			// A query on a connection that was lost ends the process, or runs on a new connection, outside of the
 			// transaction. So the handle refuses queries then, and after its end.
 			const guard = () => {
 				if (lost) throw lostError();
@@ -106,28 +111,66 @@ function postgresDriver(sql: PostgresSql): Driver {
 				apply(f, self, args) { guard(); return Reflect.apply(f, self, args); },
 				get(object, name) {
 					const value = object[name];
-					return typeof value === 'function' && ['unsafe', 'file', 'notify', 'begin'].includes(String(name)) ? guarded(value) : value;
+					return typeof value === 'function' && ['unsafe', 'file', 'notify'].includes(String(name)) ? guarded(value) : value;
 				},
 			});
+			const begin = (isolation: string) => new Promise<void>((resolve, reject) => {
+				done = sql.begin(isolation, (inside: any) => new Promise<void>((commit, rollback) => {
+					raw = inside;
+					tx = guarded(inside);
+					end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
+					resolve();
+				}));
+				done.catch((error) => {
+					if (error !== rolledBack && (!over || looksLost(error))) lost = true;
+					reject(error);
+				});
+			});
+			const rolledBack = new Error('idem: rolled back');
 			return {
-				tx: guarded(reserved),
+				get tx() { return tx; },
 				get lost() { return lost; },
 				async run(text) {
+					const start = /^BEGIN ?([^;]*); /.exec(text);
+					if (start) {
+						await begin(start[1]!.toLowerCase());
+						return first(await raw.unsafe(text.slice(start[0].length), [], {
+							// As sql.begin() does, to learn of a loss before any query of the handler can.
+							onexecute(connection: any) {
+								inner = connection;
+								const { execute, onclose } = connection;
+								const sent: any[] = [];
+								connection.execute = (query: any) => { sent.push(query); return execute(query); };
+								restore = () => { connection.execute = execute; };
+								connection.onclose = (error: unknown) => {
+									lost = true;
+									restore();
+									// A query that was sent between the error of the socket and its end is never answered.
+									for (const query of sent) query.reject(error);
+									onclose?.(error);
+								};
+							},
+						}));
+					}
+					if (over) return null;
 					guard();
-					return first(await reserved.unsafe(text, [], inner ? {} : {
-						// sql.begin() learns of the connection and its end in this way too.
-						onexecute(connection: any) {
-							inner = connection;
-							connection.onclose = () => { lost = true; };
-						},
-					}));
+					if (text === 'ROLLBACK') {
+						end('rollback');
+						await done.catch((error) => { if (error !== rolledBack) throw error; });
+						return null;
+					}
+					// COMMIT follows at once: after an error it is a ROLLBACK.
+					const answer = raw.unsafe(text.replace(/; COMMIT$/, '')).then(first);
+					answer.catch(ignore);
+					end('commit');
+					await done.catch(ignore);
+					const value = await answer;
+					await done;
+					return value;
 				},
 				release(broken) {
-					over = true;
-					if (lost) return;		// postgres.js has taken it back already
-					if (inner) inner.onclose = null;
-					if (broken && inner) inner.terminate();
-					else reserved.release();
+					restore();
+					if (broken && !lost) inner?.terminate();
 				},
 			};
 		},
@@ -171,7 +214,7 @@ function pgliteDriver(db: PGliteLike): Driver {
 
 export function driverOf(pool: Pool): Driver {
 	const p = pool as any;
-	if (typeof p === 'function' && typeof p.reserve === 'function') return postgresDriver(p);
+	if (typeof p === 'function' && typeof p.begin === 'function') return postgresDriver(p);
 	if (p && typeof p.exec === 'function' && typeof p.transaction === 'function') return pgliteDriver(p);
 	if (p && typeof p.connect === 'function' && typeof p.totalCount === 'number') return pgDriver(p);
 	throw new TypeError('new Idem() takes a Pool of pg, the sql function of postgres, or a PGlite');

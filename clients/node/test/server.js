@@ -55,7 +55,8 @@ export const drivers = {
 			sql: async (tx, text) => (await tx.query(text)).rows, end: () => pool.end() };
 	},
 	postgres: (options = {}) => {
-		const sql = postgres({ max: 4, onnotice: () => {}, ...options });
+		// Else a connection that is lost while postgres.js asks for the array types, at its begin, is an unhandled rejection.
+		const sql = postgres({ max: 4, fetch_types: false, onnotice: () => {}, ...options });
 		return { pool: sql, idem: new Idem(sql, { schema }), insert: (tx, id, amount) => tx`INSERT INTO payments (reference, amount) VALUES (${id}, ${amount})`,
 			sql: (tx, text) => tx.unsafe(text), end: () => sql.end({ timeout: 1 }) };
 	},
