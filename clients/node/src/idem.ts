@@ -103,6 +103,8 @@ export class Again extends Error {
 export const spent = new WeakSet<object>();
 
 const date = (text: string | null): Date | null => text === null ? null : new Date(text);
+// The stored time is rounded up; that in the answer of the first claim is not.
+const wholeSecond = (text: string): Date => new Date(Math.ceil(Date.parse(text) / 1000) * 1000);
 const invalid = (message: string) => new Invalid(message);
 export const pause = (attempt: number): Promise<void> =>
 	new Promise((resolve) => setTimeout(resolve, Math.random() * Math.min(2000, 50 * 2 ** attempt)));
@@ -128,7 +130,7 @@ export class Idem<P extends Pool = Pool> {
 		return this.attempts('once', request, async (state) => {
 			const claim = this.claimSql(request, state);
 			return this.transaction<Result<T>>(state, claim, async (connection, answer) => {
-				const expiresAt = new Date(answer.expires_at);
+				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
 				if (stored) return { value: { value: stored.value as T, replayed: true, expiresAt } };
 				state.unknown = false;		// the COMMIT that was not answered has not taken effect
@@ -193,7 +195,7 @@ export class Idem<P extends Pool = Pool> {
 			await run('SAVEPOINT idem_within');
 			try {
 				const answer = JSON.parse(await run(this.claimSql(request, state)) as string);
-				const expiresAt = new Date(answer.expires_at);
+				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
 				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
 				const text = toJson(await handler(tx));
