@@ -36,78 +36,48 @@ export class IdemError extends Error {
 
 type More = { cause?: unknown; sqlstate?: string };
 type ErrorClass = new (message: string, more?: More) => IdemError;
+const define = (outcome: string, status: number, retryable = false): ErrorClass => class extends IdemError {
+	constructor(message: string, more?: More) { super(message, { outcome, status, retryable, ...more }); }
+};
 
 /** Another execution of this request is at work. Send it again later. */
-export class InProgress extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'in_progress', status: 409, retryable: true, ...more }); }
-}
+export class InProgress extends define('in_progress', 409, true) {}
 /** The same, after waiting. */
-export class TimedOut extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'timed_out', status: 503, retryable: true, ...more }); }
-}
+export class TimedOut extends define('timed_out', 503, true) {}
 /** The id was used with other params. */
-export class Mismatch extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'mismatch', status: 422, ...more }); }
-}
+export class Mismatch extends define('mismatch', 422) {}
 /** The time in the id is too old to tell whether the request was executed. */
-export class Stale extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'stale', status: 412, ...more }); }
-}
+export class Stale extends define('stale', 412) {}
 /** A lease lapsed, and nobody knows whether the work was done. An operator has to find out. */
-export class Unknown extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'unknown', status: 409, ...more }); }
-}
+export class Unknown extends define('unknown', 409) {}
 /** Bad arguments: an empty id, params that JSON cannot hold. */
-export class Invalid extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'invalid', status: 400, ...more }); }
-}
-/** The request ended for good: `stored` is the value that was given to `Refused`. Use a new id. */
-export class Failed extends IdemError {
-	readonly stored: unknown;
-	/** Whether an earlier execution has failed, and not this one. */
-	readonly replayed: boolean;
-	constructor(message: string, stored: unknown, replayed: boolean, more?: More) {
-		super(message, { outcome: 'failed', status: 409, ...more });
-		this.stored = stored;
-		this.replayed = replayed;
-	}
-}
+export class Invalid extends define('invalid', 400) {}
 /** The lease has another holder, or has ended. Stop, and write nothing. */
-export class LeaseLost extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'lost', status: 409, ...more }); }
-}
+export class LeaseLost extends define('lost', 409) {}
 /** The value is larger than the scope's result_max_bytes. Store a reference to it. */
-export class TooLarge extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
-}
+export class TooLarge extends define('error', 500) {}
 /** The connection was lost at COMMIT, again and again. Send the same id again: the claim tells whether it was executed. */
-export class CommitUnknown extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'commit_unknown', status: 503, retryable: true, ...more }); }
-}
+export class CommitUnknown extends define('commit_unknown', 503, true) {}
 /** idem is not in this database, or not in this schema. */
-export class NotInstalled extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
-}
+export class NotInstalled extends define('error', 500) {}
 /** The role may not call idem. */
-export class NoRights extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
-}
+export class NoRights extends define('error', 500) {}
 /** The handler ended the transaction itself. What it committed stays, and the claim with it, without a value. */
-export class HandlerEndedTransaction extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
-}
+export class HandlerEndedTransaction extends define('error', 500) {}
 /** The handler caught the error of a statement and went on: nothing of it can be committed. */
-export class SwallowedError extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome: 'error', status: 500, ...more }); }
+export class SwallowedError extends define('error', 500) {}
+
+/** The request ended for good: `stored` is the value that was given to `Refused`. Use a new id. */
+export class Failed extends define('failed', 409) {
+	/** `replayed`: an earlier execution has failed, and not this one. */
+	constructor(message: string, readonly stored: unknown, readonly replayed: boolean, more?: More) { super(message, more); }
 }
 
 /** Throw it in a handler to end the request for good: every retry gets `Failed` with this value. */
 export class Refused extends Error {
-	readonly value: unknown;
-	constructor(value: unknown) {
+	constructor(readonly value: unknown) {
 		super('the request is refused');
 		this.name = 'Refused';
-		this.value = value;
 	}
 }
 

@@ -151,8 +151,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
 }
 
-/** @internal */
-export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
+/** @internal */ export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
 	const final = options.final ?? ((status) => status < 500 && ![409, 425, 429].includes(status));
 	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
 	const encode = options.encode ?? ((value) => value);

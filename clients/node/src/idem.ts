@@ -249,11 +249,9 @@ export class Idem<P extends Pool = Pool> {
 
 	// ----- for the other files of this package -----
 
-	/** @internal */
-	fn(name: string): string { return `${identifier(this.schema)}.idem_${name}`; }
+	/** @internal */ fn(name: string): string { return `${identifier(this.schema)}.idem_${name}`; }
 
-	/** @internal */
-	ids(key: Key): [string, string] {
+	/** @internal */ ids(key: Key): [string, string] {
 		const text = (value: unknown, name: string) => {
 			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
 			const id = String(value);
@@ -265,8 +263,7 @@ export class Idem<P extends Pool = Pool> {
 		return [text(key.user, 'user'), text(key.id, 'id')];
 	}
 
-	/** @internal */
-	key(key: Key): string { return this.ids(key).join(', '); }
+	/** @internal */ key(key: Key): string { return this.ids(key).join(', '); }
 
 	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
 	wait(wait: number | string | undefined, state: State): string {
@@ -274,14 +271,12 @@ export class Idem<P extends Pool = Pool> {
 		return state.lost && (wait ?? 0) === 0 ? "'1 s'::interval" : `${literal(interval)}::interval`;
 	}
 
-	/** @internal */
-	fingerprint(params: unknown): string {
+	/** @internal */ fingerprint(params: unknown): string {
 		return params === undefined ? 'NULL::bytea'
 			: `${this.fn('fingerprint')}(${literal(params instanceof RawJson ? params.text : toJson(params, invalid))}::jsonb)`;
 	}
 
-	/** @internal */
-	claimSql(request: Request, state: State): string {
+	/** @internal */ claimSql(request: Request, state: State): string {
 		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
 			+ `${this.key(request)}, ${literal(request.scope ?? '')}, ${this.fingerprint(request.params)}, ${this.wait(request.wait, state)})`;
 	}
@@ -307,8 +302,7 @@ export class Idem<P extends Pool = Pool> {
 		}));
 	}
 
-	/** @internal */
-	async query(sql: string): Promise<string | null> {
+	/** @internal */ async query(sql: string): Promise<string | null> {
 		try {
 			return await this.driver.query(sql);
 		} catch (error) {
@@ -316,8 +310,7 @@ export class Idem<P extends Pool = Pool> {
 		}
 	}
 
-	/** @internal */
-	state(): State { return { attempt: 0, lost: false, unknown: false, waited: 0, replayed: false }; }
+	/** @internal */ state(): State { return { attempt: 0, lost: false, unknown: false, waited: 0, replayed: false }; }
 
 	/**
 	 * @internal One transaction: `begin` with BEGIN in one round trip, the work, and what it returns to commit with COMMIT in
@@ -378,14 +371,12 @@ export class Idem<P extends Pool = Pool> {
 		return translate(error, this.schema);
 	}
 
-	/** @internal */
-	attempts<R>(operation: OutcomeEvent['operation'], request: Request, attempt: (state: State) => Promise<R>): Promise<R> {
+	/** @internal */ attempts<R>(operation: OutcomeEvent['operation'], request: Request, attempt: (state: State) => Promise<R>): Promise<R> {
 		const state = this.state();
 		return this.#observe(operation, request, state, () => this.repeat(request, state, attempt));
 	}
 
-	/** @internal */
-	async repeat<R>(options: { attempts?: number; signal?: AbortSignal }, state: State, attempt: (state: State) => Promise<R>): Promise<R> {
+	/** @internal */ async repeat<R>(options: { attempts?: number; signal?: AbortSignal }, state: State, attempt: (state: State) => Promise<R>): Promise<R> {
 		const max = options.attempts ?? 5;
 		for (;;) {
 			if (!state.unknown) options.signal?.throwIfAborted();

@@ -56,7 +56,8 @@ export interface CheckResult {
 	rights: boolean;
 	/** Whether the schema is in the search_path. This package does not need it. */
 	searchPath: boolean;
-	preloaded: boolean;
+	/** Null: the role may not see it. */
+	preloaded: boolean | null;
 	/** Who removes expired claims; null: the role may not see it. */
 	cleaning: string | null;
 	/** What to mend, one sentence each. */
@@ -73,10 +74,10 @@ export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}
 		'function', (SELECT p.oid::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 			WHERE n.nspname = ${literal(schema)} AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
 		'extension', (SELECT e.extname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE n.nspname = ${literal(schema)} AND e.extname LIKE 'idem%'),
-		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', current_setting('shared_preload_libraries', true) ~ '\\midem\\M')::text`) as string);
+		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::text`) as string);
 	const mend: string[] = [], notes: string[] = [];
 	const found: CheckResult = { ok: false, edition: null, version: null, role: base.role, rights: false, searchPath: base.path === true,
-		preloaded: base.preload === true, cleaning: null, mend, notes };
+		preloaded: base.preload, cleaning: null, mend, notes };
 	if (!base.function) {
 		mend.push(`idem is not in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}" as its owner.`);
 		return found;
@@ -92,7 +93,7 @@ export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}
 	if (found.cleaning !== null && /^no/.test(found.cleaning)) mend.push(`Nobody removes expired claims (${found.cleaning}): ${found.edition === 'C'
 		? "add idem to shared_preload_libraries, or call idem_cleanup_all() from a timer" : 'call idem_cleanup_all() from a timer, such as pg_cron'}.`);
 	if (found.cleaning === null) notes.push(`Who removes expired claims is not known here: preload idem, or check as a role with the privileges "operator".`);
-	if (found.edition === 'C' && !found.preloaded) notes.push('idem is not in shared_preload_libraries: applications can then change its settings for themselves.');
+	if (found.edition === 'C' && found.preloaded === false) notes.push('idem is not in shared_preload_libraries: applications can then change its settings for themselves.');
 	if (!found.searchPath) notes.push(`The schema "${schema}" is not in the search_path: this package does not need it, SQL of yours does.`);
 	found.ok = mend.length === 0;
 	return found;

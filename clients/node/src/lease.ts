@@ -19,8 +19,7 @@ export interface LeaseResult<T> {
 	previous: unknown;
 }
 
-/** @internal */
-export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
+/** @internal */ export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
 	return idem.attempts('lease', request, async (state) => {
 		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
 		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::jsonb`;
@@ -93,8 +92,7 @@ export class Lease<P extends Pool = Pool> {
 	#recorded: string | undefined;		// within a fence: goes with its commit
 	#over: { value: unknown } | undefined;
 
-	/** @internal */
-	constructor(idem: Idem<P>, request: LeaseRequest, interval: string, ms: number, token: string, previous: unknown, before: number) {
+	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, ms: number, token: string, previous: unknown, before: number) {
 		this.#idem = idem;
 		this.#request = request;
 		this.#interval = interval;
@@ -154,8 +152,7 @@ export class Lease<P extends Pool = Pool> {
 		this.#finish(undefined);
 	}
 
-	/** @internal */
-	async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
+	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
 		try {
 			// The claim may have waited for most of the lease that it set.
 			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew());

@@ -1,7 +1,7 @@
 // For tests of your own code: idem in a PostgreSQL in the process, and faults that are hard to cause from outside.
 
 import { deepStrictEqual } from 'node:assert';
-import type { PGlite } from '@electric-sql/pglite';
+import type { PGlite } from '@electric-sql/pglite' with { 'resolution-mode': 'import' };
 import { literal, type Connection } from './driver';
 import { InProgress } from './errors';
 import { Idem, type IdemOptions, type Key } from './idem';
@@ -28,7 +28,7 @@ export interface TestIdem {
 /** Takes a second or two: make one for a file of tests. */
 export async function testIdem(options: IdemOptions = {}): Promise<TestIdem> {
 	const { PGlite } = await import('@electric-sql/pglite');
-	const db = await PGlite.create();
+	const db = new PGlite();
 	await migrate(db, { schema: options.schema ?? 'idem' });
 	const idem = new Idem<PGlite>(db, options);
 	const faults: string[] = [];

@@ -79,23 +79,31 @@ describe('install, check, sql', () => {
 	const cli = (...args) => { try { return [0, execFileSync(process.execPath, [new URL('../dist/cli.js', import.meta.url).pathname, ...args], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })]; }
 		catch (error) { return [error.status, error.stdout + error.stderr]; } };
 	test('the command line', async () => {
-		await admin.query(`DROP SCHEMA IF EXISTS "My schema" CASCADE; DROP ROLE IF EXISTS shop; CREATE ROLE shop LOGIN`);
+		const database = `idem_cli_${process.pid}`, role = `shop_${process.pid}`;
+		await admin.query(`CREATE DATABASE ${database}`);
+		await admin.query(`CREATE ROLE ${role} LOGIN`);
+		const before = process.env.PGDATABASE;
+		process.env.PGDATABASE = database;
 		assert.match(cli('check', '--schema', 'My schema').join(), /^1,.*mend: idem is not in the schema/s);
 		assert.match(cli('install', '--schema', 'My schema').join(), /^0,idem 1\.0\.0/);
-		const shop = new (await import('pg')).default.Pool({ user: 'shop' });
+		const shop = new (await import('pg')).default.Pool({ user: role, database });
 		await assert.rejects(new Idem(shop, { schema: 'My schema' }).once({ user: 'a', id: '1' }, () => 1), (e) => e instanceof NoRights && /--grant/.test(e.message));
 		assert.equal((await check(shop, { schema: 'My schema' })).rights, false);
-		assert.match(cli('install', '--schema', 'My schema', '--grant', 'shop').join(), /^0,/);
+		assert.match(cli('install', '--schema', 'My schema', '--grant', role).join(), /^0,/);
 		assert.equal((await new Idem(shop, { schema: 'My schema' }).once({ user: 'a', id: '1' }, () => 1)).value, 1);
 		const found = await check(shop, { schema: 'My schema' });
-		assert.deepEqual([found.rights, found.edition, found.role], [true, 'portable', 'shop']);
+		assert.deepEqual([found.rights, found.edition, found.role], [true, 'portable', role]);
 		await shop.end();
-		assert.match(cli('check', '--schema', schema)[1], /edition +(C|portable)/);
 		assert.match(cli('sql')[1], /CREATE SCHEMA IF NOT EXISTS "idem"/);
 		assert.equal(cli('nonsense')[0], 2);
 		assert.equal(cli('check', '--url', 'postgres://127.0.0.1:1/x')[0], 2);
-		assert.match(await migrate(drivers.postgres().pool, { schema: 'My schema', grant: 'shop' }), /^1\.0\.0/);
-		await admin.query(`DROP SCHEMA "My schema" CASCADE; DROP OWNED BY shop; DROP ROLE shop`);
+		const p = drivers.postgres({ database });
+		assert.match(await migrate(p.pool, { schema: 'My schema', grant: role }), /^1\.0\.0/);
+		await p.end();
+		process.env.PGDATABASE = before;
+		assert.match(cli('check', '--schema', schema)[1], /edition +(C|portable)/);
+		await admin.query(`DROP DATABASE ${database}`);
+		await admin.query(`DROP ROLE ${role}`);
 		assert.ok(sql({ grant: 'x' }).includes("idem_grant('x', 'app')"));
 	});
 });
