@@ -11,19 +11,12 @@ The database is that of --url, of DATABASE_URL, or of PGHOST, PGDATABASE and so 
 
 // The driver of the project in which this runs
 function connect(url: string | undefined): { pool: any; end: () => Promise<unknown> } {
-	const require = createRequire(join(process.cwd(), 'package.json'));
-	const here = createRequire(__filename);
-	for (const load of [require, here]) {
-		for (const name of ['pg', 'postgres']) {
-			let driver: any;
-			try { driver = load(name); } catch { continue; }
-			if (name === 'pg') {
-				const pool = new driver.Pool({ max: 1, ...(url && { connectionString: url }) });
-				return { pool, end: () => pool.end() };
-			}
-			const pool = (driver.default ?? driver)(...(url ? [url] : []), { max: 1, onnotice: () => {} });
-			return { pool, end: () => pool.end() };
-		}
+	for (const from of [join(process.cwd(), 'package.json'), __filename]) for (const name of ['pg', 'postgres']) {
+		let driver: any;
+		try { driver = createRequire(from)(name); } catch { continue; }
+		const pool = name === 'pg' ? new driver.Pool({ max: 1, ...(url && { connectionString: url }) })
+			: (driver.default ?? driver)(...(url ? [url] : []), { max: 1, onnotice: () => {} });
+		return { pool, end: () => pool.end() };
 	}
 	throw new Error('install a driver first: npm install pg');
 }
@@ -38,10 +31,7 @@ async function main(): Promise<number> {
 		console.error(usage);
 		return values.help ? 0 : 2;
 	}
-	if (command === 'sql') {
-		process.stdout.write(sql(options));
-		return 0;
-	}
+	if (command === 'sql') return process.stdout.write(sql(options)), 0;
 	const { pool, end } = connect((values.url as string | undefined) ?? process.env.DATABASE_URL);
 	try {
 		if (command === 'install') {

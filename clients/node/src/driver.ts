@@ -4,9 +4,8 @@
 
 import { looksLost } from './errors';
 
-/** pg.Pool, as far as it is used. */
+/** pg.Pool, as far as it is used. Two signatures, as it has: otherwise TypeScript infers from the one with the callback. */
 export interface PgPool {
-	// Two signatures, as pg.Pool has: otherwise TypeScript infers from the one with the callback.
 	connect: { (): Promise<any>; (callback: (...args: any[]) => void): void };
 	query(...args: any[]): any;
 	on(event: 'error', listener: (error: Error) => void): unknown;
@@ -73,8 +72,7 @@ function pgDriver(pool: PgPool): Driver {
 			const client = await pool.connect();
 			let lost = false;
 			const onLost = () => { lost = true; };
-			client.on('error', onLost);
-			client.on('end', onLost);
+			client.on('error', onLost).on('end', onLost);
 			return {
 				tx: client,
 				get lost() { return lost; },
@@ -118,7 +116,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 				done = sql.begin(isolation, (inside: any) => new Promise<void>((commit, rollback) => {
 					raw = inside;
 					tx = guarded(inside);
-					end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
+					end = (how) => { over = true; restore(); how === 'commit' ? commit() : rollback(rolledBack); };
 					resolve();
 				}));
 				done.catch((error) => {
@@ -127,6 +125,21 @@ function postgresDriver(sql: PostgresSql): Driver {
 				});
 			});
 			const rolledBack = new Error('idem: rolled back');
+			// As sql.begin() does, to learn of a loss before any query of the handler can.
+			const onexecute = (connection: any) => {
+				inner = connection;
+				const { execute, onclose } = connection;
+				const sent: any[] = [];
+				connection.execute = (query: any) => { sent.push(query); return execute(query); };
+				restore = () => { connection.execute = execute; };
+				connection.onclose = (error: unknown) => {
+					lost = true;
+					restore();
+					// A query that was sent between the error of the socket and its end is never answered.
+					for (const query of sent) query.reject(error);
+					onclose?.(error);
+				};
+			};
 			return {
 				get tx() { return tx; },
 				get lost() { return lost; },
@@ -134,30 +147,15 @@ function postgresDriver(sql: PostgresSql): Driver {
 					const start = /^BEGIN ?([^;]*); /.exec(text);
 					if (start) {
 						await begin(start[1]!.toLowerCase());
-						return first(await raw.unsafe(text.slice(start[0].length), [], {
-							// As sql.begin() does, to learn of a loss before any query of the handler can.
-							onexecute(connection: any) {
-								inner = connection;
-								const { execute, onclose } = connection;
-								const sent: any[] = [];
-								connection.execute = (query: any) => { sent.push(query); return execute(query); };
-								restore = () => { connection.execute = execute; };
-								connection.onclose = (error: unknown) => {
-									lost = true;
-									restore();
-									// A query that was sent between the error of the socket and its end is never answered.
-									for (const query of sent) query.reject(error);
-									onclose?.(error);
-								};
-							},
-						}));
+						// A long text may be sent without onexecute being called.
+						if (text.length > 8000) raw.unsafe('SELECT 1', [], { onexecute }).catch(ignore);
+						return first(await raw.unsafe(text.slice(start[0].length), [], text.length > 8000 ? {} : { onexecute }));
 					}
 					if (over) return null;
 					guard();
 					if (text === 'ROLLBACK') {
 						end('rollback');
-						await done.catch((error) => { if (error !== rolledBack) throw error; });
-						return null;
+						return done.catch((error) => { if (error !== rolledBack) throw error; return null; }) as Promise<null>;
 					}
 					// COMMIT follows at once: after an error it is a ROLLBACK.
 					const answer = raw.unsafe(text.replace(/; COMMIT$/, '')).then(first);
@@ -168,10 +166,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 					await done;
 					return value;
 				},
-				release(broken) {
-					restore();
-					if (broken && !lost) inner?.terminate();
-				},
+				release(broken) { if (broken && !lost) inner?.terminate(); },
 			};
 		},
 	};
@@ -197,13 +192,11 @@ function pgliteDriver(db: PGliteLike): Driver {
 				tx,
 				lost: false,
 				async run(sql) {
-					const commit = /(^|; )COMMIT$/.test(sql);
-					const body = sql.replace(/^BEGIN[^;]*; |(; )?COMMIT$/g, '');
-					const value = body && body !== 'ROLLBACK' ? first(await tx.exec(body)) : null;
-					if (commit || body === 'ROLLBACK') {
-						end(commit);
-						await done;
-					}
+					const commit = /; COMMIT$/.test(sql);
+					const value = sql === 'ROLLBACK' ? null : first(await tx.exec(sql.replace(/^BEGIN[^;]*; |; COMMIT$/g, '')));
+					if (!commit && sql !== 'ROLLBACK') return value;
+					end(commit);
+					await done;
 					return value;
 				},
 				release() { end(false); },
@@ -222,20 +215,15 @@ export function driverOf(pool: Pool): Driver {
 
 // A transaction of the caller, for idem.within: of the three drivers, or of an ORM.
 export function runnerOf(tx: any): (sql: string) => Promise<string | null> {
-	// eslint-style "?" of Knex would be a placeholder
+	// Knex, where ? is a placeholder
 	if (typeof tx?.raw === 'function') return async (sql) => first(await tx.raw(sql.replace(/\?/g, '\\?')));
-	if (typeof tx?.$queryRawUnsafe === 'function') {
+	if (typeof tx?.$queryRawUnsafe === 'function')		// Prisma
 		return async (sql) => /^SELECT/.test(sql) ? first([await tx.$queryRawUnsafe(sql)]) : (await tx.$executeRawUnsafe(sql), null);
-	}
-	if (typeof tx?.executeQuery === 'function') {		// Kysely: what CompiledQuery.raw() makes
-		return async (sql) => first(await tx.executeQuery({
-			sql, parameters: [], query: { kind: 'RawNode', sqlFragments: [sql], parameters: [] }, queryId: { queryId: `idem${Math.random()}` },
-		}));
-	}
-	if (typeof tx?.unsafe === 'function') return async (sql) => first(await tx.unsafe(sql));
-	if (typeof tx?.exec === 'function') return async (sql) => first(await tx.exec(sql));
-	if (typeof tx?.execute === 'function') return async (sql) => first(await tx.execute(sql));		// Drizzle
-	if (typeof tx?.query === 'function') return async (sql) => first(await tx.query(sql));
+	if (typeof tx?.executeQuery === 'function')		// Kysely: what CompiledQuery.raw() makes
+		return async (sql) => first(await tx.executeQuery({ sql, parameters: [], query: { kind: 'RawNode', sqlFragments: [sql], parameters: [] },
+			queryId: { queryId: `idem${Math.random()}` } }));
+	// postgres; PGlite; Drizzle; pg
+	for (const name of ['unsafe', 'exec', 'execute', 'query']) if (typeof tx?.[name] === 'function') return async (sql) => first(await tx[name](sql));
 	throw new TypeError('idem.within() takes a transaction of pg, postgres, PGlite, Kysely, Knex, Drizzle or Prisma');
 }
 

@@ -1,43 +1,25 @@
 // What a call of idem can end in, one class for each outcome.
 
-/** Details that every error of this package carries. */
-export interface ErrorDetails {
-	/** The outcome of idem, such as 'in_progress'; 'error' where there is none. */
-	outcome: string;
-	/** HTTP status that fits. */
-	status: number;
-	/** Whether the same request, with the same id, may be sent again. */
-	retryable?: boolean;
-	/** Seconds after which to try again; null if a retry does not help. */
-	retryAfter?: number | null;
-	/** SQLSTATE of the server's error, if there was one. */
-	sqlstate?: string | null;
-	cause?: unknown;
-}
+type More = { cause?: unknown };
 
-/** Base of all errors of this package. */
+/**
+ * Base of all errors of this package: `outcome` of idem, 'error' where there is none; the HTTP `status` that fits; whether the same
+ * request, with the same id, may be sent again (`retryable`), and after how many seconds; `sqlstate` of the server's error.
+ */
 export class IdemError extends Error {
-	readonly outcome: string;
-	readonly status: number;
-	readonly retryable: boolean;
 	readonly retryAfter: number | null;
 	readonly sqlstate: string | null;
-
-	constructor(message: string, details: ErrorDetails) {
-		super(message, details.cause === undefined ? undefined : { cause: details.cause });
+	constructor(message: string, readonly outcome: string, readonly status: number, readonly retryable: boolean, more: More = {}) {
+		super(message, more);
 		this.name = new.target.name;
-		this.outcome = details.outcome;
-		this.status = details.status;
-		this.retryable = details.retryable ?? false;
-		this.retryAfter = details.retryAfter ?? (this.retryable ? 1 : null);
-		this.sqlstate = details.sqlstate ?? codeOf(details.cause);
+		this.retryAfter = retryable ? 1 : null;
+		this.sqlstate = codeOf(more.cause);
 	}
 }
 
-type More = { cause?: unknown; sqlstate?: string };
 type ErrorClass = new (message: string, more?: More) => IdemError;
 const define = (outcome: string, status: number, retryable = false): ErrorClass => class extends IdemError {
-	constructor(message: string, more?: More) { super(message, { outcome, status, retryable, ...more }); }
+	constructor(message: string, more?: More) { super(message, outcome, status, retryable, more); }
 };
 
 /** Another execution of this request is at work. Send it again later. */
@@ -84,19 +66,15 @@ export class Refused extends Error {
 const byCode: Record<string, ErrorClass> = {
 	ID400: Invalid, ID409: InProgress, ID410: LeaseLost, ID412: Stale, ID413: TooLarge, ID422: Mismatch, ID424: Unknown, ID503: TimedOut,
 };
-const byOutcome: Record<string, ErrorClass> = {
-	in_progress: InProgress, timed_out: TimedOut, mismatch: Mismatch, stale: Stale, unknown: Unknown,
+const byOutcome: Record<string, [ErrorClass, string]> = {
+	in_progress: [InProgress, 'this request is being executed: send it again later'],
+	timed_out: [TimedOut, 'this request is still being executed: send it again later'],
+	mismatch: [Mismatch, 'this id was used with other params'],
+	stale: [Stale, 'this id is too old to tell whether the request was executed'],
 };
-const words: Record<string, string> = {
-	in_progress: 'this request is being executed: send it again later',
-	timed_out: 'this request is still being executed: send it again later',
-	mismatch: 'this id was used with other params',
-	stale: 'this id is too old to tell whether the request was executed',
-	unknown: 'nobody knows whether this request was executed: an operator has to find out',
-};
-
 export function outcomeError(outcome: string): IdemError {
-	return new (byOutcome[outcome] ?? Unknown)(words[outcome] ?? `unexpected outcome ${outcome}`);
+	const [error, words] = byOutcome[outcome] ?? [Unknown, 'nobody knows whether this request was executed: an operator has to find out'];
+	return new error(words);
 }
 
 /** The server's error of one of idem's own statements, as an error of this package where it is one. */
@@ -124,17 +102,13 @@ export function codeOf(error: unknown): string | null {
 }
 
 // The error, and what it wraps: a handler or an ORM may have wrapped the driver's error.
-function* chain(error: unknown): Generator<unknown> {
-	for (let depth = 0; error != null && depth < 10; depth++) {
-		yield error;
-		error = (error as { cause?: unknown }).cause;
-	}
+function any(error: unknown, test: (error: unknown) => boolean, depth = 0): boolean {
+	return error != null && depth < 10 && (test(error) || any((error as { cause?: unknown }).cause, test, depth + 1));
 }
 
 /** 40001 and 40P01: the whole transaction is to be repeated. */
 export function isConflict(error: unknown): boolean {
-	for (const e of chain(error)) if (['40001', '40P01'].includes(codeOf(e) ?? '')) return true;
-	return false;
+	return any(error, (e) => ['40001', '40P01'].includes(codeOf(e) ?? ''));
 }
 
 const lostCode = /^(57P0[123]|08...|E(CONNRESET|CONNREFUSED|CONNABORTED|PIPE|TIMEDOUT|HOSTUNREACH|NETUNREACH|NETDOWN|NOTFOUND|AI_AGAIN)|ENOENT|ERR_STREAM_.*|CONNECTION_(CLOSED|DESTROYED)|CONNECT_TIMEOUT)$/;
@@ -142,8 +116,5 @@ const lostMessage = /^(Connection terminated|Client has encountered a connection
 
 /** Whether the error can come from a lost connection. A handler's own sockets raise the same codes: look at the connection too. */
 export function looksLost(error: unknown): boolean {
-	for (const e of chain(error)) {
-		if (lostCode.test(codeOf(e) ?? '') || (e instanceof Error && lostMessage.test(e.message))) return true;
-	}
-	return false;
+	return any(error, (e) => lostCode.test(codeOf(e) ?? '') || (e instanceof Error && lostMessage.test(e.message)));
 }

@@ -2,7 +2,7 @@
 
 import { createHash } from 'node:crypto';
 import { STATUS_CODES } from 'node:http';
-import { CommitUnknown, Failed, InProgress, Invalid, Mismatch, Stale, TimedOut, Unknown } from './errors';
+import { CommitUnknown, IdemError, Invalid } from './errors';
 import { RawJson, spent, type Idem } from './idem';
 import { toJson } from './json';
 
@@ -84,17 +84,19 @@ function problem(status: number, type: string, detail: string, retryAfter: numbe
 	});
 }
 
+const problems: Record<string, [string, string]> = {
+	in_progress: ['in-progress', 'The request with this Idempotency-Key is being executed: send it again later.'],
+	timed_out: ['timed-out', 'The request with this Idempotency-Key is still being executed: send it again later.'],
+	mismatch: ['key-reused', 'This Idempotency-Key was used with another request: another request needs another key.'],
+	stale: ['stale', 'This Idempotency-Key is too old: find out whether the request was executed before you use a new key.'],
+	unknown: ['unknown', 'Nobody knows whether the request was executed: ask the operator.'],
+	failed: ['failed', 'The request with this Idempotency-Key has failed for good: use a new key.'],
+};
 function problemOf(error: unknown): Reply | undefined {
-	if (error instanceof InProgress) return problem(409, 'in-progress', 'The request with this Idempotency-Key is being executed: send it again later.', 1);
-	if (error instanceof TimedOut) return problem(503, 'timed-out', 'The request with this Idempotency-Key is still being executed: send it again later.', 1);
-	if (error instanceof Mismatch) return problem(422, 'key-reused', 'This Idempotency-Key was used with another request: another request needs another key.');
-	if (error instanceof Stale) return problem(412, 'stale', 'This Idempotency-Key is too old: find out whether the request was executed before you use a new key.');
-	if (error instanceof Unknown) return problem(409, 'unknown', 'Nobody knows whether the request was executed: ask the operator.');
-	if (error instanceof Failed) return problem(409, 'failed', 'The request with this Idempotency-Key has failed for good: use a new key.');
-	if (error instanceof CommitUnknown || (error instanceof Error && spent.has(error))) {
-		return problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1);
-	}
-	return undefined;
+	const known = error instanceof IdemError ? problems[error.outcome] : undefined;
+	if (known) return problem((error as IdemError).status, ...known, (error as IdemError).retryAfter);
+	const again = error instanceof CommitUnknown || (error instanceof Error && spent.has(error));
+	return again ? problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1) : undefined;
 }
 
 // Undefined: there is none. Null: malformed. A string of RFC 8941, or bare.
@@ -138,10 +140,8 @@ function unpack(stored: any): Reply {
 	return { status: stored.status, headers: stored.headers, body: Buffer.from(stored.body64 ?? stored.body, stored.body64 === undefined ? 'utf8' : 'base64') };
 }
 
-// Ends the transaction without an error of its own.
-class NotFinal extends Error {
-	constructor(readonly reply: Reply) { super('not final'); }
-}
+// Rolls back, and is no error.
+class NotFinal extends Error { constructor(readonly reply: Reply) { super('not final'); } }
 
 async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	if (!(answer instanceof Response)) {
@@ -150,7 +150,6 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	}
 	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
 }
-
 /** @internal */ export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
 	const final = options.final ?? ((status) => status < 500 && ![409, 425, 429].includes(status));
 	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
@@ -207,7 +206,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			// Set-Cookie, and what else is given twice
 			for (const [name] of made.headers) {
 				const values = made.headers.filter(([other]) => other === name).map(([, value]) => value);
-				(fastify ? second.header(name, values.length > 1 ? values : values[0]) : second.setHeader(name, values.length > 1 ? values : values[0]));
+				second[fastify ? 'header' : 'setHeader'](name, values.length > 1 ? values : values[0]);
 			}
 			if (fastify) return second.code(made.status).send(made.body.length || made.headers.some(([name]) => name === 'content-type') ? made.body : undefined);
 			second.statusCode = made.status;
@@ -216,11 +215,8 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 		try {
 			const bytes = await nodeBody(first, node, options.limit ?? 10 * 1024 * 1024);
 			if (bytes === null) return send(problem(413, 'too-large', 'The body is too large.'));
-			const headers: Record<string, string> = {};
-			for (const [name, value] of Object.entries(node.headers)) headers[name] = String(value);
-			return send(await answer(complete({
-				method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first,
-			})));
+			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
+			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first })));
 		} catch (error) {
 			if (typeof next === 'function') return next(error);
 			throw error;
@@ -229,11 +225,9 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 }
 
 function complete(request: Omit<HttpRequest, 'json'>): HttpRequest {
-	const whole = { ...request, json: undefined as any };
-	if (isJson(whole)) {
-		try { whole.json = JSON.parse(whole.bytes.toString()); } catch { /* the handler sees undefined */ }
-	}
-	return whole;
+	let json: any;
+	if (isJson(request)) try { json = JSON.parse(request.bytes.toString()); } catch { /* undefined */ }
+	return { ...request, json };
 }
 
 // The bytes, where the framework has left or kept them; else what it has parsed. Null: too large.
@@ -246,9 +240,6 @@ async function nodeBody(request: any, stream: any, limit: number): Promise<Buffe
 	}
 	const chunks: Buffer[] = [];
 	let size = 0;
-	for await (const chunk of stream) {
-		size += chunk.length;
-		if (size <= limit) chunks.push(chunk);
-	}
+	for await (const chunk of stream) if ((size += chunk.length) <= limit) chunks.push(chunk);
 	return size > limit ? null : Buffer.concat(chunks);
 }

@@ -1,8 +1,5 @@
 import { driverOf, identifier, literal, runnerOf, type Connection, type Driver, type Pool, type Tx } from './driver';
-import {
-	CommitUnknown, Failed, HandlerEndedTransaction, IdemError, Invalid, Refused, SwallowedError,
-	codeOf, isConflict, looksLost, outcomeError, translate,
-} from './errors';
+import { CommitUnknown, Failed, HandlerEndedTransaction, IdemError, Invalid, Refused, SwallowedError, codeOf, isConflict, looksLost, outcomeError, translate } from './errors';
 import { httpHandler, type HttpOptions, type HttpHandler, type HttpRequest, type Reply } from './http';
 import { checkText, toJson } from './json';
 import { leaseRequest, type Lease, type LeaseRequest, type LeaseResult } from './lease';
@@ -61,27 +58,11 @@ export interface IdemOptions {
 	onOutcome?: (event: OutcomeEvent) => void;
 }
 
-/** All that is stored of a request. */
-export interface Stored {
-	state: 'in_progress' | 'completed' | 'failed';
-	result: unknown;
-	progress: unknown;
-	expiresAt: Date;
-	leaseUntil: Date | null;
-	committedAt: Date | null;
-	/** In hex. */
-	fingerprint: string | null;
-}
-
+/** All that is stored of a request; the fingerprint in hex. */
+export type Stored = { state: 'in_progress' | 'completed' | 'failed'; result: unknown; progress: unknown;
+	expiresAt: Date; leaseUntil: Date | null; committedAt: Date | null; fingerprint: string | null };
 /** A lease that lapsed, and that nobody has settled. */
-export interface Lapsed {
-	scope: string;
-	user: string;
-	id: string;
-	status: 'lapsed' | 'unknown';
-	leaseUntil: Date;
-	progress: unknown;
-}
+export type Lapsed = { scope: string; user: string; id: string; status: 'lapsed' | 'unknown'; leaseUntil: Date; progress: unknown };
 
 /** @internal What is known over all attempts of one call. */
 export interface State {
@@ -93,15 +74,12 @@ export interface State {
 	waited: number;
 	replayed: boolean;
 }
-
 /** @internal The attempt failed in a way that allows another one. */
-export class Again extends Error {
-	constructor(readonly error: unknown) { super('again'); }
-}
-
+export class Again extends Error { constructor(readonly error: unknown) { super('again'); } }
 /** @internal Errors after which the attempts were spent, so not the handler's. */
 export const spent = new WeakSet<object>();
 
+export const failed = (promise: Promise<unknown>): Promise<boolean> => promise.then(() => false, () => true);
 const date = (text: string | null): Date | null => text === null ? null : new Date(text);
 // The stored time is rounded up; that in the answer of the first claim is not.
 const wholeSecond = (text: string): Date => new Date(Math.ceil(Date.parse(text) / 1000) * 1000);
@@ -188,8 +166,7 @@ export class Idem<P extends Pool = Pool> {
 	 * done. `Refused` is an error like any other here.
 	 */
 	async within<X, T>(tx: X, request: Omit<Request, 'attempts' | 'isolation' | 'signal'>, handler: (tx: X) => T | Promise<T>): Promise<Result<T>> {
-		const state = this.state();
-		return this.#observe('within', request, state, async () => {
+		return this.#observe('within', request, this.state(), async (state) => {
 			const send = runnerOf(tx);
 			const run = (sql: string) => send(sql).catch((error: unknown) => { throw translate(error, this.schema); });
 			await run('SAVEPOINT idem_within');
@@ -225,10 +202,8 @@ export class Idem<P extends Pool = Pool> {
 
 	/** All that is stored of a request; null if it is not remembered. */
 	async lookup(key: Key): Promise<Stored | null> {
-		const text = await this.query(`SELECT to_json(l)::text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`);
-		if (text === null) return null;
-		const row = JSON.parse(text);
-		return {
+		const row = JSON.parse(await this.query(`SELECT to_json(l)::text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
+		return row && {
 			state: row.state, result: row.result, progress: row.progress, expiresAt: new Date(row.expires_at),
 			leaseUntil: date(row.lease_until), committedAt: date(row.committed_at), fingerprint: row.fingerprint?.slice(2) ?? null,
 		};
@@ -248,9 +223,7 @@ export class Idem<P extends Pool = Pool> {
 	}
 
 	// ----- for the other files of this package -----
-
 	/** @internal */ fn(name: string): string { return `${identifier(this.schema)}.idem_${name}`; }
-
 	/** @internal */ ids(key: Key): [string, string] {
 		const text = (value: unknown, name: string) => {
 			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
@@ -262,37 +235,29 @@ export class Idem<P extends Pool = Pool> {
 		checkText(key.scope ?? '', 'scope', invalid);
 		return [text(key.user, 'user'), text(key.id, 'id')];
 	}
-
 	/** @internal */ key(key: Key): string { return this.ids(key).join(', '); }
-
 	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
 	wait(wait: number | string | undefined, state: State): string {
 		const interval = typeof wait === 'string' ? wait : `${wait ?? 0} s`;
 		return state.lost && (wait ?? 0) === 0 ? "'1 s'::interval" : `${literal(interval)}::interval`;
 	}
-
 	/** @internal */ fingerprint(params: unknown): string {
 		return params === undefined ? 'NULL::bytea'
 			: `${this.fn('fingerprint')}(${literal(params instanceof RawJson ? params.text : toJson(params, invalid))}::jsonb)`;
 	}
-
 	/** @internal */ claimSql(request: Request, state: State): string {
 		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
 			+ `${this.key(request)}, ${literal(request.scope ?? '')}, ${this.fingerprint(request.params)}, ${this.wait(request.wait, state)})`;
 	}
-
 	/** @internal Undefined: claimed, so do the work. Throws what is neither claimed nor completed. */
 	replay(answer: any, state: State): { value: unknown } | undefined {
 		if (answer.outcome === 'claimed') return undefined;
-		if (answer.outcome === 'completed') {
-			state.replayed = true;
-			return { value: answer.result };
-		}
+		state.replayed = answer.outcome === 'completed';
+		if (state.replayed) return { value: answer.result };
 		if (answer.outcome === 'failed') throw new Failed('the request has failed', answer.result, true);
 		const error = outcomeError(answer.outcome);
 		throw state.lost && error.retryable ? new Again(error) : error;
 	}
-
 	/** @internal A transaction like that of once, without a claim. It is not repeated when the COMMIT is lost. */
 	unprotected<T>(options: { attempts?: number }, handler: (tx: any) => Promise<T>): Promise<T> {
 		const state = this.state();
@@ -301,15 +266,9 @@ export class Idem<P extends Pool = Pool> {
 			throw error instanceof Again && state.unknown ? error.error : error;
 		}));
 	}
-
-	/** @internal */ async query(sql: string): Promise<string | null> {
-		try {
-			return await this.driver.query(sql);
-		} catch (error) {
-			throw translate(error, this.schema);
-		}
+	/** @internal */ query(sql: string): Promise<string | null> {
+		return this.driver.query(sql).catch((error) => { throw translate(error, this.schema); });
 	}
-
 	/** @internal */ state(): State { return { attempt: 0, lost: false, unknown: false, waited: 0, replayed: false }; }
 
 	/**
@@ -318,13 +277,8 @@ export class Idem<P extends Pool = Pool> {
 	 */
 	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; value: R; error?: Error }>,
 		isolation?: string): Promise<R> {
-		let connection: Connection;
 		const before = performance.now();
-		try {
-			connection = await this.driver.connect();
-		} catch (error) {
-			throw looksLost(error) ? new Again(error) : error;
-		}
+		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
 			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`);
@@ -332,8 +286,7 @@ export class Idem<P extends Pool = Pool> {
 			stage = 'work';
 			const { commit, value, error } = await work(connection, JSON.parse(text as string));
 			if (commit === undefined) {
-				const broken = await connection.run('ROLLBACK').then(() => false, () => true);
-				connection.release(broken);
+				connection.release(await failed(connection.run('ROLLBACK')));
 			} else {
 				stage = 'commit';
 				await connection.run(`${commit}; COMMIT`);
@@ -344,7 +297,7 @@ export class Idem<P extends Pool = Pool> {
 		} catch (error) {
 			if (error instanceof Done) throw error.error;
 			// An error that looks like a lost connection may be the handler's own: only a ROLLBACK that fails tells.
-			const broken = connection.lost || await connection.run('ROLLBACK').then(() => false, () => true);
+			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
 			connection.release(broken);
 			if (error instanceof Again) throw error;
 			if (broken && looksLost(error)) {
@@ -353,29 +306,21 @@ export class Idem<P extends Pool = Pool> {
 				throw new Again(error);
 			}
 			if (isConflict(error)) throw new Again(error);
-			if (stage === 'work') throw error;
-			throw stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
+			throw stage === 'work' ? error : stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
 		}
 	}
 
 	#commitError(error: unknown): unknown {
 		const code = codeOf(error);
-		if (code === '25P02') {
-			return new SwallowedError('a statement of the handler failed, and the handler caught its error: nothing was committed.'
-				+ ' Let errors leave the handler, or roll back to a savepoint', { cause: error });
-		}
-		if (code === 'ID410') {
-			return new HandlerEndedTransaction('the transaction does not hold the request any more: the handler has committed or rolled back.'
-				+ ' What it committed stays, and the request then counts as executed', { cause: error });
-		}
+		if (code === '25P02') return new SwallowedError('a statement of the handler failed, and the handler caught its error: nothing was committed.'
+			+ ' Let errors leave the handler, or roll back to a savepoint', { cause: error });
+		if (code === 'ID410') return new HandlerEndedTransaction('the transaction does not hold the request any more: the handler has committed or'
+			+ ' rolled back. What it committed stays, and the request then counts as executed', { cause: error });
 		return translate(error, this.schema);
 	}
-
 	/** @internal */ attempts<R>(operation: OutcomeEvent['operation'], request: Request, attempt: (state: State) => Promise<R>): Promise<R> {
-		const state = this.state();
-		return this.#observe(operation, request, state, () => this.repeat(request, state, attempt));
+		return this.#observe(operation, request, this.state(), (state) => this.repeat(request, state, attempt));
 	}
-
 	/** @internal */ async repeat<R>(options: { attempts?: number; signal?: AbortSignal }, state: State, attempt: (state: State) => Promise<R>): Promise<R> {
 		const max = options.attempts ?? 5;
 		for (;;) {
@@ -385,22 +330,18 @@ export class Idem<P extends Pool = Pool> {
 				return await attempt(state);
 			} catch (error) {
 				if (!(error instanceof Again)) throw error;
-				if (state.attempt >= max) {
-					const last = state.unknown
-						? new CommitUnknown('the connection was lost at COMMIT: send the same request again, with the same id', { cause: error.error })
-						: error.error;
-					if (last && typeof last === 'object') spent.add(last);
-					throw last;
-				}
+				const last: any = !state.unknown ? error.error
+					: new CommitUnknown('the connection was lost at COMMIT: send the same request again, with the same id', { cause: error.error });
+				if (state.attempt >= max) throw spent.add(last) && last;
 			}
 			await pause(state.attempt);
 		}
 	}
 
-	async #observe<R>(operation: OutcomeEvent['operation'], request: Key, state: State, run: () => Promise<R>): Promise<R> {
+	async #observe<R>(operation: OutcomeEvent['operation'], request: Key, state: State, run: (state: State) => Promise<R>): Promise<R> {
 		let outcome = 'error';
 		try {
-			const result = await run();
+			const result = await run(state);
 			outcome = state.replayed ? 'completed' : 'claimed';
 			return result;
 		} catch (error) {
@@ -409,19 +350,12 @@ export class Idem<P extends Pool = Pool> {
 		} finally {
 			try {
 				this.#onOutcome?.({ operation, scope: request.scope ?? '', outcome, replayed: state.replayed, waited: state.waited, attempts: state.attempt || 1 });
-			} catch (error) {
-				process.emitWarning(`idem: onOutcome failed: ${String(error)}`);
-			}
+			} catch (error) { process.emitWarning(`idem: onOutcome failed: ${String(error)}`); }
 		}
 	}
 }
 
 // The transaction has committed, and ends in this error all the same: the handler has refused.
-class Done extends Error {
-	constructor(readonly error: Error) { super('done'); }
-}
-
+class Done extends Error { constructor(readonly error: Error) { super('done'); } }
 /** @internal JSON that is a text already. */
-export class RawJson {
-	constructor(readonly text: string) {}
-}
+export class RawJson { constructor(readonly text: string) {} }

@@ -8,4 +8,3 @@ export {
 	CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale,
 	SwallowedError, TimedOut, TooLarge, Unknown,
 } from './errors';
-export type { ErrorDetails } from './errors';

@@ -2,7 +2,8 @@
 
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { driverOf, identifier, literal, type Pool } from './driver';
+import { driverOf, identifier, literal, runnerOf, type Pool } from './driver';
+import { failed } from './idem';
 
 export interface InstallOptions {
 	/** Default 'idem'. It is created where it is missing. */
@@ -32,39 +33,24 @@ export async function migrate(pool: Pool, options: InstallOptions = {}): Promise
 	const connection = await driver.connect();
 	try {
 		await connection.run('BEGIN; SELECT 1');
-		if (!extension) await connection.tx[connection.tx.unsafe ? 'unsafe' : connection.tx.exec ? 'exec' : 'query'](sql({ schema }));
-		for (const grant of grants) await connection.tx[connection.tx.unsafe ? 'unsafe' : connection.tx.exec ? 'exec' : 'query'](grant);
+		const send = runnerOf(connection.tx);
+		for (const text of [...(extension ? [] : [sql({ schema })]), ...grants]) await send(text);
 		await connection.run('SET LOCAL search_path = DEFAULT; COMMIT');
 		connection.release(false);
 	} catch (error) {
-		const broken = await connection.run('ROLLBACK').then(() => false, () => true);
-		connection.release(broken);
+		connection.release(await failed(connection.run('ROLLBACK')));
 		throw error;
 	}
 	return await driver.query(`SELECT ${identifier(schema)}.idem_version()`) as string;
 }
 
-/** What `check` found. */
-export interface CheckResult {
-	ok: boolean;
-	/** 'C', 'portable', or null: none. */
-	edition: 'C' | 'portable' | null;
-	version: string | null;
-	/** The role that was checked. */
-	role: string;
-	/** Whether the role may claim and settle. */
-	rights: boolean;
-	/** Whether the schema is in the search_path. This package does not need it. */
-	searchPath: boolean;
-	/** Null: the role may not see it. */
-	preloaded: boolean | null;
-	/** Who removes expired claims; null: the role may not see it. */
-	cleaning: string | null;
-	/** What to mend, one sentence each. */
-	mend: string[];
-	/** What may be better, and is not wrong. */
-	notes: string[];
-}
+/**
+ * What `check` found: null is "none" or "the role may not see it". `rights`: whether the role may claim and settle. `searchPath`:
+ * whether the schema is in it; this package does not need that. `cleaning`: who removes expired claims. `mend`: what to mend, one
+ * sentence each; `ok`: nothing is. `notes`: what may be better, and is not wrong.
+ */
+export type CheckResult = { ok: boolean; edition: 'C' | 'portable' | null; version: string | null; role: string; rights: boolean;
+	searchPath: boolean; preloaded: boolean | null; cleaning: string | null; mend: string[]; notes: string[] };
 
 /** Looks at idem in the database of `pool`, with the rights of its role. */
 export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}): Promise<CheckResult> {

@@ -18,7 +18,6 @@ export interface LeaseResult<T> {
 	/** What the former holder had recorded; null if there was none. */
 	previous: unknown;
 }
-
 /** @internal */ export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
 	return idem.attempts('lease', request, async (state) => {
 		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
@@ -30,31 +29,24 @@ export interface LeaseResult<T> {
 			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
 		const stored = idem.replay(answer, state);
 		if (stored) return { value: stored.value as T, replayed: true, previous: null };
-		const lease = new Lease<P>(idem, request, interval, Number(answer.ms), answer.token, answer.progress ?? null, answer.before);
+		const lease = new Lease<P>(idem, request, interval, answer);
 		try {
 			return { value: await lease.run(work), replayed: false, previous: lease.previous };
 		} catch (error) {
-			// The work has begun: another attempt would run it again.
-			throw error instanceof Again ? error.error : error;
+			throw error instanceof Again ? error.error : error;		// the work has begun: another attempt would run it again
 		}
 	});
 }
 
-type Pending = { xid: string; answer: any };
-
 // A transaction that is repeated when it is lost, but not when it has committed: the server tells by its number.
-async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: Pending | undefined }, begin: string,
+async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: any }, begin: string,
 	work: (tx: Tx<P>, answer: any) => Promise<string | undefined>): Promise<any> {
 	if (state.pending) {
-		let status: string | null;
-		try {
-			status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`);
-		} catch (error) {
-			if (looksLost(error)) throw new Again(error);
-			if (codeOf(error) !== '22023') throw error;
-			status = 'aborted';		// a standby that has never heard of it was promoted
-		}
-		if (status === 'committed') return state.pending.answer;
+		const status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`).catch((error) => {
+			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
+			throw looksLost(error) ? new Again(error) : error;
+		});
+		if (status === 'committed') return state.pending;
 		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
 		state.pending = undefined;
 		state.unknown = false;
@@ -69,7 +61,7 @@ async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: P
 			return commit === undefined ? { value: answer } : { commit, value: answer };
 		});
 	} catch (error) {
-		if (state.unknown && error instanceof Again) state.pending = { xid: last.xid, answer: last };
+		if (state.unknown && error instanceof Again) state.pending = last;
 		throw error;
 	}
 }
@@ -91,16 +83,11 @@ export class Lease<P extends Pool = Pool> {
 	#fenced = false;
 	#recorded: string | undefined;		// within a fence: goes with its commit
 	#over: { value: unknown } | undefined;
-
-	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, ms: number, token: string, previous: unknown, before: number) {
-		this.#idem = idem;
-		this.#request = request;
-		this.#interval = interval;
-		this.#ms = ms;
-		this.#token = token;
-		this.previous = previous;
+	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, answer: any) {
+		[this.#idem, this.#request, this.#interval, this.#ms, this.#token, this.previous]
+			= [idem, request, interval, Number(answer.ms), answer.token, answer.progress ?? null];
 		// From before the call that set it: the answer may have been under way for long.
-		this.#ends = before + ms;
+		this.#ends = answer.before + this.#ms;
 	}
 
 	/** Aborted when the lease is about to end, a tenth of it before, or is lost. Pass it to what the work waits for. */
@@ -117,11 +104,8 @@ export class Lease<P extends Pool = Pool> {
 	async record(progress: unknown): Promise<void> {
 		const text = toJson(progress);
 		this.#alive();
-		if (this.#fenced) {
-			this.#recorded = text;
-			return;
-		}
-		await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew(text));
+		if (this.#fenced) this.#recorded = text;
+		else await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew(text));
 	}
 
 	/**
@@ -151,7 +135,6 @@ export class Lease<P extends Pool = Pool> {
 			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
 		this.#finish(undefined);
 	}
-
 	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
 		try {
 			// The claim may have waited for most of the lease that it set.
@@ -216,22 +199,16 @@ export class Lease<P extends Pool = Pool> {
 			this.#schedule();
 		}
 	}
-
 	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
 	#extend(progress?: string): string {
 		return `${this.#idem.fn('extend')}(${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#interval)}::interval, `
 			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::jsonb`}, ${literal(this.#request.scope ?? '')})::text`;
 	}
-
 	async #call(sql: string): Promise<void> {
-		try {
-			await this.#idem.driver.query(sql);
-		} catch (error) {
-			if (looksLost(error) || isConflict(error)) throw new Again(error);
-			throw this.#lost(translate(error, this.#idem.schema));
-		}
+		await this.#idem.driver.query(sql).catch((error) => {
+			throw looksLost(error) || isConflict(error) ? new Again(error) : this.#lost(translate(error, this.#idem.schema));
+		});
 	}
-
 	async #renew(progress?: string): Promise<void> {
 		const before = performance.now();
 		await this.#call(`SELECT ${this.#extend(progress)}`);
@@ -249,17 +226,14 @@ export class Lease<P extends Pool = Pool> {
 		if (lost) this.#abort.abort(lost);
 		return lost ?? error;
 	}
-
 	#alive(): void {
 		if (this.#over) throw new LeaseLost('this lease is settled or given up');
 	}
-
 	#look(): void {
 		if (!this.#fenced && !this.#over && performance.now() >= this.#ends - this.#ms / 10) {
 			this.#abort.abort(new LeaseLost('the lease is about to end, and could not be renewed'));
 		}
 	}
-
 	#schedule(): void {
 		clearTimeout(this.#beat);
 		clearTimeout(this.#end);
@@ -268,7 +242,6 @@ export class Lease<P extends Pool = Pool> {
 		this.#end = setTimeout(() => this.#look(), this.#ends - this.#ms / 10 - now);
 		this.#beat = setTimeout(() => this.#heartbeat(), this.#ends - this.#ms * 2 / 3 - now);
 	}
-
 	#heartbeat(): void {
 		if (this.#renewing) return;
 		this.#renewing = this.#renew().catch(async () => {
@@ -278,7 +251,6 @@ export class Lease<P extends Pool = Pool> {
 			}
 		}).finally(() => { this.#renewing = undefined; });
 	}
-
 	#finish(over: { value: unknown } | undefined): void {
 		this.#over ??= over ?? { value: undefined };
 		clearTimeout(this.#beat);
