@@ -161,8 +161,8 @@ function postgresDriver(sql: PostgresSql): Driver {
 					const answer = raw.unsafe(text.replace(/; COMMIT$/, '')).then(first);
 					answer.catch(ignore);
 					end('commit');
-					await done.catch(ignore);
-					const value = await answer;
+					// One that is lost in the error of its socket is never answered; but then done ends.
+					const value = await Promise.race([answer, done.then(() => answer)]).finally(() => done.catch(ignore));
 					await done;
 					return value;
 				},

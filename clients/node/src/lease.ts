@@ -153,6 +153,7 @@ export class Lease<P extends Pool = Pool> {
 			return await this.settle(value ?? null) as T;
 		} finally {
 			this.#finish(undefined);
+			await this.#quiet();		// or it would renew the lease that is left
 		}
 	}
 
@@ -175,8 +176,7 @@ export class Lease<P extends Pool = Pool> {
 		let before = 0;
 		const state = this.#idem.state();
 		try {
-			// The heartbeat that is under way; but not for long: its connection may be dead.
-			await Promise.race([this.#renewing, new Promise((resolve) => setTimeout(resolve, 1000).unref())]);
+			await this.#quiet();
 			await this.#idem.repeat(this.#request, state, () => {
 				this.#recorded = undefined;
 				return known(this.#idem, state, `SELECT json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::text, 'xid', pg_current_xact_id()::text)::text`,
@@ -198,6 +198,10 @@ export class Lease<P extends Pool = Pool> {
 			this.#fenced = false;
 			this.#schedule();
 		}
+	}
+	// Waits for the heartbeat that is under way; but not for long: its connection may be dead.
+	async #quiet(): Promise<void> {
+		if (this.#renewing) await Promise.race([this.#renewing, new Promise((resolve) => setTimeout(resolve, 1000))]);
 	}
 	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
 	#extend(progress?: string): string {
