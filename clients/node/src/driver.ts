@@ -98,7 +98,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 		async connect() {
 			let lost = false, over = false;
 			let raw: any, tx: any, inner: any, done: Promise<unknown>;
-			let end: (how: 'commit' | 'rollback') => void = ignore, restore = ignore;
+			let end: (how: 'commit' | 'rollback') => void = ignore;
 			// A query on a connection that was lost ends the process, or runs on a new connection, outside of the
 			// transaction. So the handle refuses queries then, and after its end.
 			const guard = () => {
@@ -116,7 +116,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 				done = sql.begin(isolation, (inside: any) => new Promise<void>((commit, rollback) => {
 					raw = inside;
 					tx = guarded(inside);
-					end = (how) => { over = true; restore(); how === 'commit' ? commit() : rollback(rolledBack); };
+					end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
 					resolve();
 				}));
 				done.catch((error) => {
@@ -128,15 +128,12 @@ function postgresDriver(sql: PostgresSql): Driver {
 			// As sql.begin() does, to learn of a loss before any query of the handler can.
 			const onexecute = (connection: any) => {
 				inner = connection;
-				const { execute, onclose } = connection;
-				const sent: any[] = [];
-				connection.execute = (query: any) => { sent.push(query); return execute(query); };
-				restore = () => { connection.execute = execute; };
+				const onclose = connection.onclose;
 				connection.onclose = (error: unknown) => {
 					lost = true;
-					restore();
-					// A query that was sent between the error of the socket and its end is never answered.
-					for (const query of sent) query.reject(error);
+					// Rejects what was sent between the error of the socket and its end. postgres.js would never answer
+					// it, and take the answers of its next connection for it.
+					connection.terminate();
 					onclose?.(error);
 				};
 			};

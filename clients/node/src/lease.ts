@@ -243,7 +243,7 @@ export class Lease<P extends Pool = Pool> {
 		clearTimeout(this.#end);
 		if (this.#over || this.#fenced || this.#abort.signal.aborted) return;
 		const now = performance.now();
-		this.#end = setTimeout(() => this.#look(), this.#ends - this.#ms / 10 - now);
+		this.#end = setTimeout(() => this.#look(), Math.ceil(this.#ends - this.#ms / 10 - now) + 1);		// a timer drops the fraction
 		this.#beat = setTimeout(() => this.#heartbeat(), this.#ends - this.#ms * 2 / 3 - now);
 	}
 	#heartbeat(): void {

@@ -78,9 +78,9 @@ for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], [
 
 	test('in flight', async () => {
 		const key = newId();
-		const first = post('/wait', key, { amount: 5, sleep: 1 });
+		const first = post('/wait', key, { amount: 5, sleep: 3 });
 		await new Promise((resolve) => setTimeout(resolve, 500));
-		const [second, third] = await Promise.all([post('/pay', key, { amount: 5, sleep: 1 }), post('/wait', key, { amount: 5, sleep: 1 })]);
+		const [second, third] = await Promise.all([post('/pay', key, { amount: 5, sleep: 3 }), post('/wait', key, { amount: 5, sleep: 3 })]);
 		assert.deepEqual([second.status, second.json.type, second.headers.get('retry-after')], [409, 'urn:idem:in-progress', '1']);
 		assert.equal((await first).status, 201);
 		assert.deepEqual([third.status, third.headers.get('idempotent-replayed')], [201, 'true']);
