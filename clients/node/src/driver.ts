@@ -1,0 +1,233 @@
+// One small interface over pg, postgres and PGlite. All statements of idem go as simple queries, with their values as
+// literals. So with pg, BEGIN and the claim are one round trip, and complete and COMMIT: an error of complete keeps the
+// COMMIT behind it from running.
+
+import { looksLost } from './errors';
+
+/** pg.Pool, as far as it is used. Two signatures, as it has: otherwise TypeScript infers from the one with the callback. */
+export interface PgPool {
+	connect: { (): Promise<any>; (callback: (...args: any[]) => void): void };
+	query(...args: any[]): any;
+	on(event: 'error', listener: (error: Error) => void): unknown;
+	totalCount: number;
+}
+/** The function that postgres() returns, as far as it is used. */
+export interface PostgresSql {
+	unsafe(text: string, ...more: any[]): any;
+	begin(options: string, callback: (tx: any) => any): Promise<any>;
+}
+/** PGlite, as far as it is used. */
+export interface PGliteLike {
+	exec(text: string, options?: any): Promise<any[]>;
+	transaction(callback: (tx: any) => Promise<any>): Promise<any>;
+}
+/** A pool of one of the three drivers. */
+export type Pool = PgPool | PostgresSql | PGliteLike;
+/** What a handler gets: the connection of that driver. */
+export type Tx<P> =
+	P extends { begin(options: string, callback: (tx: infer T) => any): any } ? T
+	: P extends { exec(...args: any[]): any; transaction(callback: (tx: infer T) => Promise<any>): any } ? T
+	: P extends { connect: { (): Promise<infer C>; (callback: any): void } } ? C
+	: any;
+
+export interface Connection {
+	/** The driver's own handle, for the handler. */
+	readonly tx: any;
+	/** Whether the connection is known to be lost. */
+	readonly lost: boolean;
+	/** Runs statements; the first column of the first row, a text, or null. */
+	run(sql: string): Promise<string | null>;
+	/** Gives the connection back; broken: closes it. Never fails. */
+	release(broken: boolean): void;
+}
+
+export interface Driver {
+	connect(): Promise<Connection>;
+	/** One statement, on any connection, in autocommit. */
+	query(sql: string): Promise<string | null>;
+}
+
+const lostError = () => Object.assign(new Error('idem: connection lost'), { code: '08006' });
+const ignore = () => {};
+
+// Results of a simple query: one, or an array of them; pg and PGlite have .rows, postgres.js is the rows.
+function first(results: any): string | null {
+	const list = Array.isArray(results) && (results.length === 0 || Array.isArray(results[0]) || results[0]?.rows) ? results : [results];
+	for (const result of list) {
+		const row = (result?.rows ?? result)?.[0];
+		if (row && typeof row === 'object') return (Object.values(row)[0] ?? null) as string | null;
+	}
+	return null;
+}
+
+const listened = new WeakSet<object>();
+
+function pgDriver(pool: PgPool): Driver {
+	// Without a listener the loss of an idle connection ends the process.
+	if (!listened.has(pool)) pool.on('error', ignore);
+	listened.add(pool);
+	return {
+		async query(sql) { return first(await pool.query(sql)); },
+		async connect() {
+			const client = await pool.connect();
+			let lost = false;
+			const onLost = () => { lost = true; };
+			client.on('error', onLost).on('end', onLost);
+			return {
+				tx: client,
+				get lost() { return lost; },
+				async run(sql) {
+					if (lost) throw lostError();
+					return first(await client.query(sql));
+				},
+				release(broken) {
+					try { client.release(broken || lost); } catch { /* the handler has released it */ }
+					// A client that is closed keeps the listeners: its socket may still raise an error.
+					if (!broken && !lost) client.off('error', onLost).off('end', onLost);
+				},
+			};
+		},
+	};
+}
+
+function postgresDriver(sql: PostgresSql): Driver {
+	return {
+		async query(text) { return first(await sql.unsafe(text)); },
+		// sql.begin() sends BEGIN and COMMIT itself, and this ends it from outside. (sql.reserve() would save a round trip,
+		// but never returns with fetch_types = false.)
+		async connect() {
+			let lost = false, over = false;
+			let raw: any, tx: any, inner: any, done: Promise<unknown>;
+			let end: (how: 'commit' | 'rollback') => void = ignore;
+			// A query on a connection that was lost ends the process, or runs on a new connection, outside of the
+			// transaction. So the handle refuses queries then, and after its end.
+			const guard = () => {
+				if (lost) throw lostError();
+				if (over) throw new Error('idem: this transaction is over: was a query not awaited?');
+			};
+			const guarded = (target: any): any => new Proxy(target, {
+				apply(f, self, args) { guard(); return Reflect.apply(f, self, args); },
+				get(object, name) {
+					const value = object[name];
+					return typeof value === 'function' && ['unsafe', 'file', 'notify'].includes(String(name)) ? guarded(value) : value;
+				},
+			});
+			const begin = (isolation: string) => new Promise<void>((resolve, reject) => {
+				done = sql.begin(isolation, (inside: any) => new Promise<void>((commit, rollback) => {
+					raw = inside;
+					tx = guarded(inside);
+					end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
+					resolve();
+				}));
+				done.catch((error) => {
+					if (error !== rolledBack && (!over || looksLost(error))) lost = true;
+					reject(error);
+				});
+			});
+			const rolledBack = new Error('idem: rolled back');
+			// As sql.begin() does, to learn of a loss before any query of the handler can.
+			const onexecute = (connection: any) => {
+				inner = connection;
+				const onclose = connection.onclose;
+				connection.onclose = (error: unknown) => {
+					lost = true;
+					// Rejects what was sent between the error of the socket and its end. postgres.js would never answer
+					// it, and take the answers of its next connection for it.
+					connection.terminate();
+					onclose?.(error);
+				};
+			};
+			return {
+				get tx() { return tx; },
+				get lost() { return lost; },
+				async run(text) {
+					const start = /^BEGIN ?([^;]*); /.exec(text);
+					if (start) {
+						await begin(start[1]!.toLowerCase());
+						// A long text may be sent without onexecute being called.
+						if (text.length > 8000) raw.unsafe('SELECT 1', [], { onexecute }).catch(ignore);
+						return first(await raw.unsafe(text.slice(start[0].length), [], text.length > 8000 ? {} : { onexecute }));
+					}
+					if (over) return null;
+					guard();
+					if (text === 'ROLLBACK') {
+						end('rollback');
+						return done.catch((error) => { if (error !== rolledBack) throw error; return null; }) as Promise<null>;
+					}
+					// COMMIT follows at once: after an error it is a ROLLBACK.
+					const answer = raw.unsafe(text.replace(/; COMMIT$/, '')).then(first);
+					answer.catch(ignore);
+					end('commit');
+					// One that is lost in the error of its socket is never answered; but then done ends.
+					const value = await Promise.race([answer, done.then(() => answer)]).finally(() => done.catch(ignore));
+					await done;
+					return value;
+				},
+				release(broken) { if (broken && !lost) inner?.terminate(); },
+			};
+		},
+	};
+}
+
+function pgliteDriver(db: PGliteLike): Driver {
+	return {
+		async query(sql) { return first(await db.exec(sql)); },
+		// PGlite has one connection: transaction() keeps others out, and this ends it from outside. It sends BEGIN and
+		// COMMIT itself.
+		async connect() {
+			let end: (commit: boolean) => void = ignore;
+			let done: Promise<unknown> = Promise.resolve();
+			const ended = new Promise<boolean>((resolve) => { end = resolve; });
+			const tx = await new Promise<any>((resolve, reject) => {
+				done = db.transaction(async (inner) => {
+					resolve(inner);
+					if (!await ended) await inner.rollback();
+				}).catch((error) => { reject(error); throw error; });
+				done.catch(ignore);
+			});
+			return {
+				tx,
+				lost: false,
+				async run(sql) {
+					const commit = /; COMMIT$/.test(sql);
+					const value = sql === 'ROLLBACK' ? null : first(await tx.exec(sql.replace(/^BEGIN[^;]*; |; COMMIT$/g, '')));
+					if (!commit && sql !== 'ROLLBACK') return value;
+					end(commit);
+					await done;
+					return value;
+				},
+				release() { end(false); },
+			};
+		},
+	};
+}
+
+export function driverOf(pool: Pool): Driver {
+	const p = pool as any;
+	if (typeof p === 'function' && typeof p.begin === 'function') return postgresDriver(p);
+	if (p && typeof p.exec === 'function' && typeof p.transaction === 'function') return pgliteDriver(p);
+	if (p && typeof p.connect === 'function' && typeof p.totalCount === 'number') return pgDriver(p);
+	throw new TypeError('new Idem() takes a Pool of pg, the sql function of postgres, or a PGlite');
+}
+
+// A transaction of the caller, for idem.within: of the three drivers, or of an ORM.
+export function runnerOf(tx: any): (sql: string) => Promise<string | null> {
+	// Knex, where ? is a placeholder
+	if (typeof tx?.raw === 'function') return async (sql) => first(await tx.raw(sql.replace(/\?/g, '\\?')));
+	if (typeof tx?.$queryRawUnsafe === 'function')		// Prisma
+		return async (sql) => /^SELECT/.test(sql) ? first([await tx.$queryRawUnsafe(sql)]) : (await tx.$executeRawUnsafe(sql), null);
+	if (typeof tx?.executeQuery === 'function')		// Kysely: what CompiledQuery.raw() makes
+		return async (sql) => first(await tx.executeQuery({ sql, parameters: [], query: { kind: 'RawNode', sqlFragments: [sql], parameters: [] },
+			queryId: { queryId: `idem${Math.random()}` } }));
+	// postgres; PGlite; Drizzle; pg
+	for (const name of ['unsafe', 'exec', 'execute', 'query']) if (typeof tx?.[name] === 'function') return async (sql) => first(await tx[name](sql));
+	throw new TypeError('idem.within() takes a transaction of pg, postgres, PGlite, Kysely, Knex, Drizzle or Prisma');
+}
+
+/** A text as SQL, whatever standard_conforming_strings says. It has no NUL: see json.ts. */
+export function literal(text: string | null): string {
+	if (text === null) return 'NULL';
+	const quoted = `'${text.replace(/'/g, "''")}'`;
+	return quoted.includes('\\') ? ` E${quoted.replace(/\\/g, '\\\\')}` : quoted;
+}
+export const identifier = (name: string): string => `"${name.replace(/"/g, '""')}"`;

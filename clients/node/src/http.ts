@@ -1,0 +1,245 @@
+// Idempotency-Key for HTTP, after draft-ietf-httpapi-idempotency-key-header-07.
+
+import { createHash } from 'node:crypto';
+import { STATUS_CODES } from 'node:http';
+import { CommitUnknown, IdemError, Invalid } from './errors';
+import { RawJson, spent, type Idem } from './idem';
+import { toJson } from './json';
+
+/** A request, whatever the framework. */
+export interface HttpRequest {
+	method: string;
+	/** With the query. */
+	path: string;
+	/** Names in lower case. */
+	headers: Record<string, string>;
+	/** The bytes of the body; of one that the framework has parsed, its JSON. */
+	bytes: Buffer;
+	/** The JSON of the body; undefined if it is none. */
+	json: any;
+	/** The framework's own: the Request, Hono's context, or the request of Express or Fastify. */
+	native: any;
+}
+
+/** A response, before it is sent. */
+export interface Reply {
+	status: number;
+	headers: [string, string][];
+	body: Buffer;
+}
+
+export interface HttpOptions {
+	/** Who chooses the keys: the authenticated user. Never empty. */
+	user: (request: HttpRequest) => string | number | bigint | Promise<string | number | bigint>;
+	/** Default ''. */
+	scope?: string | ((request: HttpRequest) => string);
+	/** The key; default: the header Idempotency-Key, quoted or bare. Undefined: missing. */
+	key?: (request: HttpRequest) => string | undefined;
+	/** False: a request without a key runs without protection, in a transaction all the same. Default true: it is answered 400. */
+	required?: boolean;
+	/** How long to wait for another execution, before 503; default 0: 409 at once. */
+	wait?: number | string;
+	attempts?: number;
+	isolation?: 'read committed' | 'repeatable read' | 'serializable';
+	/** Whether a reply ends the request: it is stored, and what the handler wrote is committed, with a 402 too. Otherwise
+	 * all is rolled back, and the client may retry. Default: below 500, but not 409, 425 and 429. */
+	final?: (status: number) => boolean;
+	/** What the key stands for; default: method, path and body. Null: nothing is compared. */
+	fingerprint?: (request: HttpRequest) => unknown;
+	/** More headers to store and replay. Never Set-Cookie nor hop-by-hop. */
+	headers?: string[];
+	/** What is stored instead of the reply, such as its encryption; any JSON. */
+	encode?: (stored: unknown) => unknown;
+	decode?: (stored: any) => unknown;
+	/** Largest body that is read here, in bytes; default 10 MB. Larger: 413. */
+	limit?: number;
+}
+
+/** Serves Express and node:http `(req, res, next?)`, Fastify `(request, reply)`, Hono `(c)` and Fetch `(request)`. */
+export interface HttpHandler {
+	(request: Request): Promise<Response>;
+	(context: { req: { raw: Request } }): Promise<Response>;
+	(request: any, reply: any, next?: (error?: any) => void): Promise<any>;
+}
+
+/** A reply of a handler: a text or bytes as they are, or a value as JSON. */
+export function reply(status: number, body?: unknown, headers: Record<string, string | string[]> = {}): Reply {
+	const list: [string, string][] = [];
+	for (const [name, value] of Object.entries(headers)) for (const one of [value].flat()) list.push([name.toLowerCase(), String(one)]);
+	const [bytes, type]: [Buffer, string] = body === undefined ? [Buffer.alloc(0), '']
+		: typeof body === 'string' ? [Buffer.from(body), 'text/plain; charset=utf-8']
+		: body instanceof Uint8Array ? [Buffer.from(body), 'application/octet-stream']
+		: [Buffer.from(JSON.stringify(body)), 'application/json'];
+	if (type && !list.some(([name]) => name === 'content-type')) list.push(['content-type', type]);
+	return { status, headers: list, body: bytes };
+}
+
+const allowed = ['content-type', 'content-language', 'content-encoding', 'location', 'etag', 'last-modified', 'link'];
+const never = ['set-cookie', 'connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'te', 'trailer', 'transfer-encoding', 'upgrade',
+	'content-length', 'date'];
+
+function problem(status: number, type: string, detail: string, retryAfter: number | null = null): Reply {
+	return reply(status, { type: `urn:idem:${type}`, title: STATUS_CODES[status] ?? 'Error', status, detail }, {
+		'content-type': 'application/problem+json', ...(retryAfter !== null && { 'retry-after': String(retryAfter) }),
+	});
+}
+
+const problems: Record<string, [string, string]> = {
+	in_progress: ['in-progress', 'The request with this Idempotency-Key is being executed: send it again later.'],
+	timed_out: ['timed-out', 'The request with this Idempotency-Key is still being executed: send it again later.'],
+	mismatch: ['key-reused', 'This Idempotency-Key was used with another request: another request needs another key.'],
+	stale: ['stale', 'This Idempotency-Key is too old: find out whether the request was executed before you use a new key.'],
+	unknown: ['unknown', 'Nobody knows whether the request was executed: ask the operator.'],
+	failed: ['failed', 'The request with this Idempotency-Key has failed for good: use a new key.'],
+};
+function problemOf(error: unknown): Reply | undefined {
+	const known = error instanceof IdemError ? problems[error.outcome] : undefined;
+	if (known) return problem((error as IdemError).status, ...known, (error as IdemError).retryAfter);
+	const again = error instanceof CommitUnknown || (error instanceof Error && spent.has(error));
+	return again ? problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1) : undefined;
+}
+
+// Undefined: there is none. Null: malformed. A string of RFC 8941, or bare.
+function headerKey(request: HttpRequest): string | undefined | null {
+	const header = request.headers['idempotency-key']?.trim();
+	if (header === undefined) return undefined;
+	const quoted = /^"((?:[ !#-[\]-~]|\\["\\])*)"$/.exec(header);
+	const key = quoted ? quoted[1]!.replace(/\\(.)/g, '$1') : /^[!#-[\]-~]+$/.test(header) ? header : '';
+	return key.length >= 1 && key.length <= 255 ? key : null;
+}
+
+const isJson = (request: Pick<HttpRequest, 'headers'>) => /^application\/([^;]+\+)?json\s*(;|$)/i.test(request.headers['content-type'] ?? '');
+
+// The same text as the other clients of idem make. The JSON as it came, since JSON.parse rounds large numbers.
+function fingerprint(request: HttpRequest): unknown {
+	let body = '';
+	if (isJson(request)) {
+		const text = request.bytes.toString();
+		try {
+			toJson(JSON.parse(text, (_, value) => value === Infinity || value === -Infinity ? 0 : value));
+			// A number that is longer than a thousand digits when it is written out is refused by idem_fingerprint.
+			if (!/\d[eE][+-]?0*[1-9]\d{2}|\d{500}/.test(text)) body = text;
+		} catch { /* not JSON, or not for jsonb */ }
+	}
+	if (!body) body = JSON.stringify({ sha256: createHash('sha256').update(request.bytes).digest('hex') });
+	return new RawJson(`{"method": ${JSON.stringify(request.method)}, "path": ${JSON.stringify(request.path)}, "body": ${body}}`);
+}
+
+function pack(answer: Reply, names: Set<string>): unknown {
+	const text = answer.body.toString();
+	const asText = !text.includes('\0') && Buffer.from(text).equals(answer.body);
+	return {
+		status: answer.status,
+		headers: answer.headers.filter(([name]) => names.has(name)),
+		...(asText ? { body: text } : { body64: answer.body.toString('base64') }),
+	};
+}
+
+function unpack(stored: any): Reply {
+	if (typeof stored?.status !== 'number') return { status: 200, headers: [], body: Buffer.alloc(0) };		// claimed by others, or erased
+	return { status: stored.status, headers: stored.headers, body: Buffer.from(stored.body64 ?? stored.body, stored.body64 === undefined ? 'utf8' : 'base64') };
+}
+
+// Rolls back, and is no error.
+class NotFinal extends Error { constructor(readonly reply: Reply) { super('not final'); } }
+
+async function fromResponse(answer: Reply | Response): Promise<Reply> {
+	if (!(answer instanceof Response)) {
+		if (typeof answer?.status !== 'number' || !Array.isArray(answer.headers)) throw new TypeError('the handler is to return reply(...) or a Response');
+		return answer;
+	}
+	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
+}
+/** @internal */ export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
+	const final = options.final ?? ((status) => status < 500 && ![409, 425, 429].includes(status));
+	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
+	const encode = options.encode ?? ((value) => value);
+	const decode = options.decode ?? ((value) => value);
+
+	async function answer(request: HttpRequest): Promise<Reply> {
+		const user = await options.user(request);
+		if (user === undefined || user === null || String(user) === '') throw new Invalid('the option "user" of idem.http returned nobody');
+		const key = options.key ? options.key(request) : headerKey(request);
+		if (key === null) return problem(400, 'key-invalid', 'The header Idempotency-Key is malformed: send "KEY", 1 to 255 printable ASCII characters.');
+		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
+		const run = async (tx: any) => {
+			const made = await fromResponse(await handler(tx, request));
+			if (!final(made.status)) throw new NotFinal(made);
+			return made;
+		};
+		try {
+			if (key === undefined) return await idem.unprotected(options, run);
+			let made: Reply | undefined;
+			const params = options.fingerprint ? options.fingerprint(request) : fingerprint(request);
+			const result = await idem.once({
+				user, id: key, scope: typeof options.scope === 'function' ? options.scope(request) : options.scope ?? '',
+				...(params !== null && { params }), wait: options.wait ?? 0, attempts: options.attempts ?? 5,
+				...(options.isolation && { isolation: options.isolation }),
+			}, async (tx) => {
+				made = await run(tx);
+				return encode(pack(made, names));
+			});
+			const sent = result.replayed ? unpack(decode(result.value)) : made!;
+			const more: [string, string][] = [['idempotency-expires', result.expiresAt.toUTCString()]];
+			if (result.replayed) more.push(['idempotent-replayed', 'true']);
+			return { ...sent, headers: [...sent.headers, ...more] };
+		} catch (error) {
+			if (error instanceof NotFinal) return error.reply;
+			const made = problemOf(error);
+			if (made) return made;
+			throw error;
+		}
+	}
+
+	return (async (first: any, second?: any, next?: any) => {
+		if (first instanceof Request || first?.req?.raw instanceof Request) {
+			const raw: Request = first instanceof Request ? first : first.req.raw;
+			const url = new URL(raw.url);
+			const bytes = Buffer.from(await (first instanceof Request ? raw : first.req).arrayBuffer());
+			const headers = Object.fromEntries(raw.headers);
+			const made = await answer(complete({ method: raw.method, path: url.pathname + url.search, headers, bytes, native: first }));
+			return new Response([101, 204, 205, 304].includes(made.status) ? null : new Uint8Array(made.body), { status: made.status, headers: made.headers });
+		}
+		const fastify = typeof second?.hijack === 'function';
+		const node = fastify ? first.raw : first;
+		const send = (made: Reply) => {
+			// Set-Cookie, and what else is given twice
+			for (const [name] of made.headers) {
+				const values = made.headers.filter(([other]) => other === name).map(([, value]) => value);
+				second[fastify ? 'header' : 'setHeader'](name, values.length > 1 ? values : values[0]);
+			}
+			if (fastify) return second.code(made.status).send(made.body.length || made.headers.some(([name]) => name === 'content-type') ? made.body : undefined);
+			second.statusCode = made.status;
+			second.end(made.body);
+		};
+		try {
+			const bytes = await nodeBody(first, node, options.limit ?? 10 * 1024 * 1024);
+			if (bytes === null) return send(problem(413, 'too-large', 'The body is too large.'));
+			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
+			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first })));
+		} catch (error) {
+			if (typeof next === 'function') return next(error);
+			throw error;
+		}
+	}) as HttpHandler;
+}
+
+function complete(request: Omit<HttpRequest, 'json'>): HttpRequest {
+	let json: any;
+	if (isJson(request)) try { json = JSON.parse(request.bytes.toString()); } catch { /* undefined */ }
+	return { ...request, json };
+}
+
+// The bytes, where the framework has left or kept them; else what it has parsed. Null: too large.
+async function nodeBody(request: any, stream: any, limit: number): Promise<Buffer | null> {
+	const kept = request.rawBody ?? request.body;
+	if (stream.readableDidRead) {
+		if (Buffer.isBuffer(kept)) return kept;
+		if (typeof kept === 'string' && (request.rawBody || !isJson({ headers: stream.headers }))) return Buffer.from(kept);
+		return Buffer.from(kept === undefined || kept === null ? '' : JSON.stringify(kept));
+	}
+	const chunks: Buffer[] = [];
+	let size = 0;
+	for await (const chunk of stream) if ((size += chunk.length) <= limit) chunks.push(chunk);
+	return size > limit ? null : Buffer.concat(chunks);
+}

@@ -1,0 +1,361 @@
+import { driverOf, identifier, literal, runnerOf, type Connection, type Driver, type Pool, type Tx } from './driver';
+import { CommitUnknown, Failed, HandlerEndedTransaction, IdemError, Invalid, Refused, SwallowedError, codeOf, isConflict, looksLost, outcomeError, translate } from './errors';
+import { httpHandler, type HttpOptions, type HttpHandler, type HttpRequest, type Reply } from './http';
+import { checkText, toJson } from './json';
+import { leaseRequest, type Lease, type LeaseRequest, type LeaseResult } from './lease';
+
+/** Names a request. Numbers and uuids become text. */
+export interface Key {
+	/** The party that chooses the ids; 1 to 255 bytes. */
+	user: string | number | bigint;
+	/** The client's idempotency key, the same in each retry; 1 to 255 bytes. */
+	id: string | number | bigint;
+	/** The namespace; default ''. */
+	scope?: string;
+}
+
+/** A request to be executed once. */
+export interface Request extends Key {
+	/** What the client sent: the same id with other params is a `Mismatch`. Any JSON; undefined: not compared. */
+	params?: unknown;
+	/** How long to wait for another execution: seconds, or an interval such as '500 ms'. Default 0: `InProgress` at once.
+	 * A request that waits occupies its connection. */
+	wait?: number | string;
+	/** How often to try in all, at conflicts and lost connections. Default 5. */
+	attempts?: number;
+	/** Isolation level; default: the server's. PGlite ignores it. */
+	isolation?: 'read committed' | 'repeatable read' | 'serializable';
+	/** Ends the attempts; it interrupts no handler and no COMMIT. */
+	signal?: AbortSignal;
+}
+
+/** What an executed request returned, now or earlier. */
+export interface Result<T> {
+	/** As a replay returns it: after a round trip through JSON. jsonb has its own order of keys. */
+	value: T;
+	/** Whether the value was stored earlier: by another call, or by an attempt of this one whose COMMIT was not answered. */
+	replayed: boolean;
+	/** Until when the request is remembered at least. */
+	expiresAt: Date;
+}
+
+/** Passed to `onOutcome`. */
+export interface OutcomeEvent {
+	operation: 'once' | 'call' | 'lease' | 'within';
+	scope: string;
+	/** 'claimed' (executed now), 'completed' (a replay), another outcome of idem, 'commit_unknown', or 'error': the handler's, or the database's. */
+	outcome: string;
+	replayed: boolean;
+	/** Milliseconds until the latest claim was answered, waiting for a connection included. */
+	waited: number;
+	attempts: number;
+}
+
+export interface IdemOptions {
+	/** The schema of idem; default 'idem'. */
+	schema?: string;
+	/** Called after each request, for metrics and spans. */
+	onOutcome?: (event: OutcomeEvent) => void;
+}
+
+/** All that is stored of a request; the fingerprint in hex. */
+export type Stored = { state: 'in_progress' | 'completed' | 'failed'; result: unknown; progress: unknown;
+	expiresAt: Date; leaseUntil: Date | null; committedAt: Date | null; fingerprint: string | null };
+/** A lease that lapsed, and that nobody has settled. */
+export type Lapsed = { scope: string; user: string; id: string; status: 'lapsed' | 'unknown'; leaseUntil: Date; progress: unknown };
+
+/** @internal What is known over all attempts of one call. */
+export interface State {
+	attempt: number;
+	/** A connection was lost: its session may still hold the request, until the server notices. */
+	lost: boolean;
+	/** COMMIT was sent and not answered. */
+	unknown: boolean;
+	waited: number;
+	replayed: boolean;
+}
+/** @internal The attempt failed in a way that allows another one. */
+export class Again extends Error { constructor(readonly error: unknown) { super('again'); } }
+/** @internal Errors after which the attempts were spent, so not the handler's. */
+export const spent = new WeakSet<object>();
+
+export const failed = (promise: Promise<unknown>): Promise<boolean> => promise.then(() => false, () => true);
+const date = (text: string | null): Date | null => text === null ? null : new Date(text);
+// The stored time is rounded up; that in the answer of the first claim is not.
+const wholeSecond = (text: string): Date => new Date(Math.ceil(Date.parse(text) / 1000) * 1000);
+const invalid = (message: string) => new Invalid(message);
+export const pause = (attempt: number): Promise<void> =>
+	new Promise((resolve) => setTimeout(resolve, Math.random() * Math.min(2000, 50 * 2 ** attempt)));
+
+/** Executes requests once. `pool` is a Pool of pg, the sql function of postgres, or a PGlite. */
+export class Idem<P extends Pool = Pool> {
+	/** @internal */ readonly driver: Driver;
+	readonly schema: string;
+	readonly #onOutcome: ((event: OutcomeEvent) => void) | undefined;
+
+	constructor(pool: P, options: IdemOptions = {}) {
+		this.driver = driverOf(pool);
+		this.schema = options.schema ?? 'idem';
+		this.#onOutcome = options.onOutcome;
+	}
+
+	/**
+	 * Claims the request, runs the handler, stores what it returns, and commits: in one transaction. A retry gets the stored
+	 * value. Runs the handler again, in a new transaction, after a conflict or a lost connection. An error of the handler
+	 * rolls back and passes through; `throw new Refused(value)` ends the request for good.
+	 */
+	once<T>(request: Request, handler: (tx: Tx<P>) => T | Promise<T>): Promise<Result<T>> {
+		return this.attempts('once', request, async (state) => {
+			const claim = this.claimSql(request, state);
+			return this.transaction<Result<T>>(state, claim, async (connection, answer) => {
+				const expiresAt = wholeSecond(answer.expires_at);
+				const stored = this.replay(answer, state);
+				if (stored) return { value: { value: stored.value as T, replayed: true, expiresAt } };
+				state.unknown = false;		// the COMMIT that was not answered has not taken effect
+				let text: string, settle = 'complete', refused: Refused | undefined;
+				try {
+					text = toJson(await handler(connection.tx));
+				} catch (error) {
+					if (!(error instanceof Refused)) throw error;
+					refused = error;
+					settle = 'fail';
+					text = toJson(error.value);
+				}
+				const value = JSON.parse(text) as T;
+				return {
+					commit: `SELECT ${this.fn(settle)}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`,
+					value: { value, replayed: false, expiresAt },
+					...(refused && { error: new Failed('the request is refused', value, false) }),
+				};
+			}, request.isolation);
+		});
+	}
+
+	/** idem_call: runs a function of the database once, in one round trip. `fn` is its name with the types of its arguments:
+	 * 'pay(text, int)'. It is code: never let a client choose it. */
+	call<T = unknown>(request: Omit<Request, 'params' | 'isolation'>, fn: string, args: Record<string, unknown> = {}): Promise<{ value: T; replayed: boolean }> {
+		return this.attempts('call', request, async (state) => {
+			const [user, id] = this.ids(request);
+			const before = performance.now();
+			const sql = `SELECT json_build_object('value', c, 'outcome', ${this.fn('outcome')}())::text FROM ${this.fn('call')}(${user}, ${id}, `
+				+ `${literal(fn)}, ${literal(toJson(args, invalid))}::jsonb, ${literal(request.scope ?? '')}, ${this.wait(request.wait, state)}) AS c`;
+			try {
+				const { value, outcome } = JSON.parse(await this.driver.query(sql) as string);
+				state.waited = performance.now() - before;
+				if (outcome === 'failed') throw new Failed('the request is refused', value, false);
+				state.replayed = outcome === 'completed';
+				return { value: value as T, replayed: state.replayed };
+			} catch (error) {
+				if (looksLost(error)) {
+					state.lost = state.unknown = true;		// in autocommit: the answer that was lost can be that of the commit
+					throw new Again(error);
+				}
+				if (isConflict(error)) throw new Again(error);
+				const code = codeOf(error);
+				if (state.lost && (code === 'ID409' || code === 'ID503')) throw new Again(translate(error, this.schema));
+				if (code === 'ID417') throw new Failed('the request has failed', (await this.lookup(request))?.result ?? null, true, { cause: error });
+				throw translate(error, this.schema);
+			}
+		});
+	}
+
+	/**
+	 * Claim and complete in a transaction that the caller commits: of pg, postgres, PGlite, Kysely, Knex, Drizzle or Prisma.
+	 * It cannot repeat the transaction: after a conflict (40001, 40P01) or a lost connection, run all of it again, with the
+	 * same id. An error takes the claim back, by a savepoint, so that a caller who commits all the same marks nothing as
+	 * done. `Refused` is an error like any other here.
+	 */
+	async within<X, T>(tx: X, request: Omit<Request, 'attempts' | 'isolation' | 'signal'>, handler: (tx: X) => T | Promise<T>): Promise<Result<T>> {
+		return this.#observe('within', request, this.state(), async (state) => {
+			const send = runnerOf(tx);
+			const run = (sql: string) => send(sql).catch((error: unknown) => { throw translate(error, this.schema); });
+			await run('SAVEPOINT idem_within');
+			try {
+				const answer = JSON.parse(await run(this.claimSql(request, state)) as string);
+				const expiresAt = wholeSecond(answer.expires_at);
+				const stored = this.replay(answer, state);
+				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
+				const text = toJson(await handler(tx));
+				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`);
+				return { value: JSON.parse(text) as T, replayed: false, expiresAt };
+			} catch (error) {
+				await run('ROLLBACK TO SAVEPOINT idem_within').catch(() => {});
+				throw error;
+			}
+		});
+	}
+
+	/** Work that is not one transaction, such as a call of another service. See `Lease`. */
+	lease<T>(request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
+		return leaseRequest(this, request, work);
+	}
+
+	/** A handler for Express, Fastify, Hono, node:http and Fetch-style servers that executes each Idempotency-Key once. */
+	http(options: HttpOptions, handler: (tx: Tx<P>, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
+		return httpHandler(this as Idem<any>, options, handler);
+	}
+
+	/** 'completed', 'failed', 'in_progress' or 'unknown'; null if the request is not remembered. */
+	async status(key: Key): Promise<'completed' | 'failed' | 'in_progress' | 'unknown' | null> {
+		return await this.query(`SELECT ${this.fn('status')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) as any;
+	}
+
+	/** All that is stored of a request; null if it is not remembered. */
+	async lookup(key: Key): Promise<Stored | null> {
+		const row = JSON.parse(await this.query(`SELECT to_json(l)::text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
+		return row && {
+			state: row.state, result: row.result, progress: row.progress, expiresAt: new Date(row.expires_at),
+			leaseUntil: date(row.lease_until), committedAt: date(row.committed_at), fingerprint: row.fingerprint?.slice(2) ?? null,
+		};
+	}
+
+	/** Drops a request, so that it can be executed again. For operators. False: there was none. */
+	async forget(key: Key): Promise<boolean> {
+		return await this.query(`SELECT ${this.fn('forget')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) === 'true';
+	}
+
+	/** Leases that lapsed, the longest lapsed first; of all scopes where none is given. */
+	async lapsed(scope: string | null = null, maxRows: number | null = 100): Promise<Lapsed[]> {
+		const text = await this.query(`SELECT coalesce(json_agg(l), '[]')::text FROM ${this.fn('lapsed')}(${literal(scope)}, ${maxRows === null ? 'NULL' : Number(maxRows)}) AS l`);
+		return JSON.parse(text as string).map((row: any) => ({
+			scope: row.scope, user: row.user_id, id: row.request_id, status: row.status, leaseUntil: new Date(row.lease_until), progress: row.progress,
+		}));
+	}
+
+	// ----- for the other files of this package -----
+	/** @internal */ fn(name: string): string { return `${identifier(this.schema)}.idem_${name}`; }
+	/** @internal */ ids(key: Key): [string, string] {
+		const text = (value: unknown, name: string) => {
+			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
+			const id = String(value);
+			if (id === '' || Buffer.byteLength(id) > 255) throw invalid(`${name} has ${Buffer.byteLength(id)} bytes: it is to have 1 to 255`);
+			checkText(id, name, invalid);
+			return `${literal(id)}::text`;
+		};
+		checkText(key.scope ?? '', 'scope', invalid);
+		return [text(key.user, 'user'), text(key.id, 'id')];
+	}
+	/** @internal */ key(key: Key): string { return this.ids(key).join(', '); }
+	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
+	wait(wait: number | string | undefined, state: State): string {
+		const interval = typeof wait === 'string' ? wait : `${wait ?? 0} s`;
+		return state.lost && (wait ?? 0) === 0 ? "'1 s'::interval" : `${literal(interval)}::interval`;
+	}
+	/** @internal */ fingerprint(params: unknown): string {
+		return params === undefined ? 'NULL::bytea'
+			: `${this.fn('fingerprint')}(${literal(params instanceof RawJson ? params.text : toJson(params, invalid))}::jsonb)`;
+	}
+	/** @internal */ claimSql(request: Request, state: State): string {
+		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
+			+ `${this.key(request)}, ${literal(request.scope ?? '')}, ${this.fingerprint(request.params)}, ${this.wait(request.wait, state)})`;
+	}
+	/** @internal Undefined: claimed, so do the work. Throws what is neither claimed nor completed. */
+	replay(answer: any, state: State): { value: unknown } | undefined {
+		if (answer.outcome === 'claimed') return undefined;
+		state.replayed = answer.outcome === 'completed';
+		if (state.replayed) return { value: answer.result };
+		if (answer.outcome === 'failed') throw new Failed('the request has failed', answer.result, true);
+		const error = outcomeError(answer.outcome);
+		throw state.lost && error.retryable ? new Again(error) : error;
+	}
+	/** @internal A transaction like that of once, without a claim. It is not repeated when the COMMIT is lost. */
+	unprotected<T>(options: { attempts?: number }, handler: (tx: any) => Promise<T>): Promise<T> {
+		const state = this.state();
+		return this.repeat(options, state, () => this.transaction(state, "SELECT '{}'", async (connection) =>
+			({ value: await handler(connection.tx), commit: 'SELECT 1' })).catch((error) => {
+			throw error instanceof Again && state.unknown ? error.error : error;
+		}));
+	}
+	/** @internal */ query(sql: string): Promise<string | null> {
+		return this.driver.query(sql).catch((error) => { throw translate(error, this.schema); });
+	}
+	/** @internal */ state(): State { return { attempt: 0, lost: false, unknown: false, waited: 0, replayed: false }; }
+
+	/**
+	 * @internal One transaction: `begin` with BEGIN in one round trip, the work, and what it returns to commit with COMMIT in
+	 * one round trip. Without `commit` it is rolled back. Throws Again where another attempt may help.
+	 */
+	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; value: R; error?: Error }>,
+		isolation?: string): Promise<R> {
+		const before = performance.now();
+		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
+		let stage: 'begin' | 'work' | 'commit' = 'begin';
+		try {
+			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`);
+			state.waited = performance.now() - before;
+			stage = 'work';
+			const { commit, value, error } = await work(connection, JSON.parse(text as string));
+			if (commit === undefined) {
+				connection.release(await failed(connection.run('ROLLBACK')));
+			} else {
+				stage = 'commit';
+				await connection.run(`${commit}; COMMIT`);
+				connection.release(false);
+			}
+			if (error) throw new Done(error);
+			return value;
+		} catch (error) {
+			if (error instanceof Done) throw error.error;
+			// An error that looks like a lost connection may be the handler's own: only a ROLLBACK that fails tells.
+			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
+			connection.release(broken);
+			if (error instanceof Again) throw error;
+			if (broken && looksLost(error)) {
+				state.lost = true;
+				if (stage === 'commit') state.unknown = true;
+				throw new Again(error);
+			}
+			if (isConflict(error)) throw new Again(error);
+			throw stage === 'work' ? error : stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
+		}
+	}
+
+	#commitError(error: unknown): unknown {
+		const code = codeOf(error);
+		if (code === '25P02') return new SwallowedError('a statement of the handler failed, and the handler caught its error: nothing was committed.'
+			+ ' Let errors leave the handler, or roll back to a savepoint', { cause: error });
+		if (code === 'ID410') return new HandlerEndedTransaction('the transaction does not hold the request any more: the handler has committed or'
+			+ ' rolled back. What it committed stays, and the request then counts as executed', { cause: error });
+		return translate(error, this.schema);
+	}
+	/** @internal */ attempts<R>(operation: OutcomeEvent['operation'], request: Request, attempt: (state: State) => Promise<R>): Promise<R> {
+		return this.#observe(operation, request, this.state(), (state) => this.repeat(request, state, attempt));
+	}
+	/** @internal */ async repeat<R>(options: { attempts?: number; signal?: AbortSignal }, state: State, attempt: (state: State) => Promise<R>): Promise<R> {
+		const max = options.attempts ?? 5;
+		for (;;) {
+			if (!state.unknown) options.signal?.throwIfAborted();
+			state.attempt++;
+			try {
+				return await attempt(state);
+			} catch (error) {
+				if (!(error instanceof Again)) throw error;
+				const last: any = !state.unknown ? error.error
+					: new CommitUnknown('the connection was lost at COMMIT: send the same request again, with the same id', { cause: error.error });
+				if (state.attempt >= max) throw spent.add(last) && last;
+			}
+			await pause(state.attempt);
+		}
+	}
+
+	async #observe<R>(operation: OutcomeEvent['operation'], request: Key, state: State, run: (state: State) => Promise<R>): Promise<R> {
+		let outcome = 'error';
+		try {
+			const result = await run(state);
+			outcome = state.replayed ? 'completed' : 'claimed';
+			return result;
+		} catch (error) {
+			if (error instanceof IdemError) outcome = error.outcome;
+			throw error;
+		} finally {
+			try {
+				this.#onOutcome?.({ operation, scope: request.scope ?? '', outcome, replayed: state.replayed, waited: state.waited, attempts: state.attempt || 1 });
+			} catch (error) { process.emitWarning(`idem: onOutcome failed: ${String(error)}`); }
+		}
+	}
+}
+
+// The transaction has committed, and ends in this error all the same: the handler has refused.
+class Done extends Error { constructor(readonly error: Error) { super('done'); } }
+/** @internal JSON that is a text already. */
+export class RawJson { constructor(readonly text: string) {} }

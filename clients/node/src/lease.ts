@@ -1,0 +1,263 @@
+import { literal, type Pool, type Tx } from './driver';
+import { CommitUnknown, Failed, HandlerEndedTransaction, LeaseLost, Refused, TimedOut, codeOf, isConflict, looksLost, translate } from './errors';
+import { Again, pause, type Idem, type Request, type State } from './idem';
+import { toJson } from './json';
+
+/** A request whose work is not one transaction. */
+export interface LeaseRequest extends Omit<Request, 'isolation'> {
+	/** How long nobody else may take the request over: seconds, or an interval such as '30 s' (the default). Renewed each third of it. */
+	lease?: number | string;
+	/** What a successor has to know from the beginning on, such as the ids that the work will use. */
+	progress?: unknown;
+}
+
+/** What a leased request ended with, now or earlier. */
+export interface LeaseResult<T> {
+	value: T;
+	replayed: boolean;
+	/** What the former holder had recorded; null if there was none. */
+	previous: unknown;
+}
+/** @internal */ export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
+	return idem.attempts('lease', request, async (state) => {
+		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
+		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::jsonb`;
+		const answer = await known(idem, state, `SELECT json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::text, `
+			+ `'ms', extract(epoch FROM ${literal(interval)}::interval) * 1000, 'xid', pg_current_xact_id()::text)::text `
+			+ `FROM ${idem.fn('lease')}(${idem.key(request)}, ${literal(interval)}::interval, ${literal(request.scope ?? '')}, ${idem.fingerprint(request.params)}, `
+			+ `${idem.wait(request.wait, state)}, ${progress})`,
+			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
+		const stored = idem.replay(answer, state);
+		if (stored) return { value: stored.value as T, replayed: true, previous: null };
+		const lease = new Lease<P>(idem, request, interval, answer);
+		try {
+			return { value: await lease.run(work), replayed: false, previous: lease.previous };
+		} catch (error) {
+			throw error instanceof Again ? error.error : error;		// the work has begun: another attempt would run it again
+		}
+	});
+}
+
+// A transaction that is repeated when it is lost, but not when it has committed: the server tells by its number.
+async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: any }, begin: string,
+	work: (tx: Tx<P>, answer: any) => Promise<string | undefined>): Promise<any> {
+	if (state.pending) {
+		const status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`).catch((error) => {
+			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
+			throw looksLost(error) ? new Again(error) : error;
+		});
+		if (status === 'committed') return state.pending;
+		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
+		state.pending = undefined;
+		state.unknown = false;
+	}
+	let last: any;
+	const before = performance.now();
+	try {
+		return await idem.transaction(state, begin, async (connection, answer) => {
+			last = answer;
+			answer.before = before;
+			const commit = await work(connection.tx, answer);
+			return commit === undefined ? { value: answer } : { commit, value: answer };
+		});
+	} catch (error) {
+		if (state.unknown && error instanceof Again) state.pending = last;
+		throw error;
+	}
+}
+
+/** A request that this process holds. It is renewed by itself until it is settled or `work` ends. */
+export class Lease<P extends Pool = Pool> {
+	/** What the former holder had recorded as its progress; null if there was none, or if this is the first one. */
+	readonly previous: unknown;
+	readonly #idem: Idem<P>;
+	readonly #request: LeaseRequest;
+	readonly #interval: string;
+	readonly #ms: number;
+	readonly #token: string;
+	readonly #abort = new AbortController();
+	#ends: number;
+	#beat: ReturnType<typeof setTimeout> | undefined;
+	#end: ReturnType<typeof setTimeout> | undefined;
+	#renewing: Promise<void> | undefined;
+	#fenced = false;
+	#recorded: string | undefined;		// within a fence: goes with its commit
+	#over: { value: unknown } | undefined;
+	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, answer: any) {
+		[this.#idem, this.#request, this.#interval, this.#ms, this.#token, this.previous]
+			= [idem, request, interval, Number(answer.ms), answer.token, answer.progress ?? null];
+		// From before the call that set it: the answer may have been under way for long.
+		this.#ends = answer.before + this.#ms;
+	}
+
+	/** Aborted when the lease is about to end, a tenth of it before, or is lost. Pass it to what the work waits for. */
+	get signal(): AbortSignal {
+		this.#look();
+		return this.#abort.signal;
+	}
+	/** Milliseconds until the lease ends, unless it is renewed. */
+	remaining(): number { return this.#fenced ? Infinity : Math.max(0, this.#ends - performance.now()); }
+	/** Throws `LeaseLost` if `signal` is aborted. */
+	check(): void { this.signal.throwIfAborted(); }
+
+	/** Records what a successor has to know, and renews the lease. In `transaction` it is recorded by its commit. */
+	async record(progress: unknown): Promise<void> {
+		const text = toJson(progress);
+		this.#alive();
+		if (this.#fenced) this.#recorded = text;
+		else await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew(text));
+	}
+
+	/**
+	 * One transaction of the work. It begins with the fence: `LeaseLost` if another holder has the request. It is repeated
+	 * after a conflict or a lost connection, but not if it has committed.
+	 */
+	async transaction<T>(work: (tx: Tx<P>) => T | Promise<T>): Promise<T> {
+		let value: T | undefined;
+		await this.#fence(async (tx) => {
+			value = await work(tx);
+			return this.#extend(this.#recorded);
+		});
+		return value as T;
+	}
+
+	/** Ends the request: its value is stored in one transaction with what `work` writes. Returns the value as a replay does. */
+	async settle<T>(value: T, work?: (tx: Tx<P>) => unknown): Promise<T> {
+		const text = toJson(value);
+		await this.#settle('complete', text, work);
+		return JSON.parse(text) as T;
+	}
+
+	/** Nothing was done, or all of it was undone: gives the request up, so that the next one may begin anew. */
+	async nothingHappened(): Promise<void> {
+		this.#alive();
+		await this.#idem.repeat(this.#request, this.#idem.state(), () =>
+			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
+		this.#finish(undefined);
+	}
+	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
+		try {
+			// The claim may have waited for most of the lease that it set.
+			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew());
+			this.#schedule();
+			let value: T;
+			try {
+				value = await work(this);
+			} catch (error) {
+				if (!(error instanceof Refused) || this.#over) throw error;
+				const text = toJson(error.value);
+				await this.#settle('fail', text);
+				throw new Failed('the request is refused', JSON.parse(text), false);
+			}
+			if (this.#over) return this.#over.value === undefined ? value : this.#over.value as T;
+			return await this.settle(value ?? null) as T;
+		} finally {
+			this.#finish(undefined);
+			await this.#quiet();		// or it would renew the lease that is left
+		}
+	}
+
+	async #settle(how: 'complete' | 'fail', text: string, work?: (tx: Tx<P>) => unknown): Promise<void> {
+		const [user, id] = this.#idem.ids(this.#request);
+		await this.#fence(async (tx) => {
+			await work?.(tx);
+			return `${this.#idem.fn(how)}(${user}, ${id}, ${literal(text)}::jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::text`;
+		});
+		this.#finish({ value: JSON.parse(text) });
+	}
+
+	async #fence(work: (tx: Tx<P>) => Promise<string>): Promise<void> {
+		this.#alive();
+		if (this.#fenced) throw new Error('this lease is in a transaction already: one at a time, and not one in another');
+		// The heartbeat would wait for the fence, and nobody can take a request over that is fenced.
+		this.#fenced = true;
+		clearTimeout(this.#beat);
+		clearTimeout(this.#end);
+		let before = 0;
+		const state = this.#idem.state();
+		try {
+			await this.#quiet();
+			await this.#idem.repeat(this.#request, state, () => {
+				this.#recorded = undefined;
+				return known(this.#idem, state, `SELECT json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::text, 'xid', pg_current_xact_id()::text)::text`,
+					async (tx, { xid }) => {
+						const settle = await work(tx);
+						before = performance.now();
+						// The token is good outside of the fence too: so see that this is still the transaction that has it.
+						return `SELECT CASE WHEN pg_current_xact_id() = ${literal(xid)}::xid8 THEN ${settle} `
+							+ `ELSE (pg_current_xact_id()::text || ' is not the transaction of the fence')::int::text END`;
+					}).catch((error) => {
+						if (error instanceof TimedOut) throw new Again(error);		// a session of ours that was lost may have the fence
+						throw error;
+					});
+			});
+			this.#ends = before + this.#ms;
+		} catch (error) {
+			throw this.#lost(error);
+		} finally {
+			this.#fenced = false;
+			this.#schedule();
+		}
+	}
+	// Waits for the heartbeat that is under way; but not for long: its connection may be dead.
+	async #quiet(): Promise<void> {
+		if (this.#renewing) await Promise.race([this.#renewing, new Promise((resolve) => setTimeout(resolve, 1000))]);
+	}
+	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
+	#extend(progress?: string): string {
+		return `${this.#idem.fn('extend')}(${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#interval)}::interval, `
+			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::jsonb`}, ${literal(this.#request.scope ?? '')})::text`;
+	}
+	async #call(sql: string): Promise<void> {
+		await this.#idem.driver.query(sql).catch((error) => {
+			throw looksLost(error) || isConflict(error) ? new Again(error) : this.#lost(translate(error, this.#idem.schema));
+		});
+	}
+	async #renew(progress?: string): Promise<void> {
+		const before = performance.now();
+		await this.#call(`SELECT ${this.#extend(progress)}`);
+		this.#ends = Math.max(this.#ends, before + this.#ms);
+		this.#schedule();
+	}
+
+	// A request that is lost, and no other error, ends the lease.
+	#lost(error: unknown): unknown {
+		if (codeOf(error) === '22P02' && String(error).includes('transaction of the fence')) {
+			return new HandlerEndedTransaction('the work has committed or rolled back the transaction of the lease', { cause: error });
+		}
+		const lost = error instanceof LeaseLost ? error : codeOf(error instanceof Error ? error.cause : null) === 'ID410'
+			? new LeaseLost('another holder has the request, or it is settled', { cause: (error as Error).cause }) : undefined;
+		if (lost) this.#abort.abort(lost);
+		return lost ?? error;
+	}
+	#alive(): void {
+		if (this.#over) throw new LeaseLost('this lease is settled or given up');
+	}
+	#look(): void {
+		if (!this.#fenced && !this.#over && performance.now() >= this.#ends - this.#ms / 10) {
+			this.#abort.abort(new LeaseLost('the lease is about to end, and could not be renewed'));
+		}
+	}
+	#schedule(): void {
+		clearTimeout(this.#beat);
+		clearTimeout(this.#end);
+		if (this.#over || this.#fenced || this.#abort.signal.aborted) return;
+		const now = performance.now();
+		this.#end = setTimeout(() => this.#look(), Math.ceil(this.#ends - this.#ms / 10 - now) + 1);		// a timer drops the fraction
+		this.#beat = setTimeout(() => this.#heartbeat(), this.#ends - this.#ms * 2 / 3 - now);
+	}
+	#heartbeat(): void {
+		if (this.#renewing) return;
+		this.#renewing = this.#renew().catch(async () => {
+			await pause(0);
+			if (!this.#over && !this.#fenced && !this.#abort.signal.aborted) {
+				this.#beat = setTimeout(() => this.#heartbeat(), this.#ms / 20);
+			}
+		}).finally(() => { this.#renewing = undefined; });
+	}
+	#finish(over: { value: unknown } | undefined): void {
+		this.#over ??= over ?? { value: undefined };
+		clearTimeout(this.#beat);
+		clearTimeout(this.#end);
+	}
+}

@@ -1,0 +1,136 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import net from 'node:net';
+import { once } from 'node:events';
+import { after, before, describe, test } from 'node:test';
+import { Idem, Invalid, reply } from 'idem-pg';
+import { admin, drivers, newId, paid, prepare, schema } from './server.js';
+
+before(prepare);
+after(() => admin.end());
+
+const freePort = async () => {
+	const server = net.createServer().listen(0, '127.0.0.1');
+	await once(server, 'listening');
+	const { port } = server.address();
+	await new Promise((resolve) => server.close(resolve));
+	return port;
+};
+
+for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], ['hono', 'pg'], ['fetch', 'postgres']]) describe(`${framework}, ${driver}`, () => {
+	let service, base;
+	before(async () => {
+		const PORT = await freePort();
+		service = spawn(process.execPath, [new URL('service.js', import.meta.url).pathname], {
+			env: { ...process.env, PORT, FRAMEWORK: framework, DRIVER: driver, IDEM_SCHEMA: schema }, stdio: ['ignore', 'pipe', 'ignore'],
+		});
+		base = `http://127.0.0.1:${PORT}`;
+		await once(service.stdout, 'data');
+	});
+	after(() => service.kill('SIGKILL'));
+	const post = async (path, key, body, headers = {}) => {
+		const response = await fetch(base + path, { method: 'POST', body: body instanceof Uint8Array || typeof body === 'string' ? body : JSON.stringify(body),
+			headers: { 'Content-Type': 'application/json', ...(key && { 'Idempotency-Key': key }), ...headers } });
+		const bytes = Buffer.from(await response.arrayBuffer());
+		return { status: response.status, headers: response.headers, bytes, text: bytes.toString(), json: (() => { try { return JSON.parse(bytes); } catch { return null; } })() };
+	};
+
+	test('first answer and replay', async () => {
+		const key = newId();
+		const first = await post('/pay', key, { amount: 30 });
+		assert.equal(first.status, 201);
+		assert.equal(first.text, '{"paid": 30,  "z":1,"a":"ü"}');
+		assert.match(first.headers.get('content-type'), /^application\/json$/);
+		assert.equal(first.headers.get('set-cookie'), 'a=b');
+		assert.equal(first.headers.get('x-other'), 'o');
+		assert.ok(new Date(first.headers.get('idempotency-expires')) > new Date());
+		assert.equal(first.headers.get('idempotent-replayed'), null);
+		for (const [sent, body] of [[key, { amount: 30 }], [`"${key}"`, ' {"amount" : 30.0}']]) {
+			const second = await post('/pay', sent, body);
+			assert.deepEqual([second.status, second.text, second.headers.get('idempotent-replayed')], [201, first.text, 'true']);
+			// Counted from the claim at first, from the completion then: the later one holds.
+			assert.ok(Math.abs(new Date(second.headers.get('idempotency-expires')) - new Date(first.headers.get('idempotency-expires'))) <= 5000);
+			for (const name of ['location', 'x-receipt', 'content-type']) assert.equal(second.headers.get(name), first.headers.get(name), name);
+			for (const name of ['set-cookie', 'x-other']) assert.equal(second.headers.get(name), null);
+		}
+		assert.equal(await paid(key), 1);
+		const reused = await post('/pay', key, { amount: 31 });
+		assert.deepEqual([reused.status, reused.json.type, reused.headers.get('content-type')], [422, 'urn:idem:key-reused', 'application/problem+json']);
+	});
+
+	test('keys that are missing or malformed', async () => {
+		assert.deepEqual([(await post('/pay', null, { amount: 30 })).json.type], ['urn:idem:key-missing']);
+		for (const key of ['"open', 'a b', '""', 'x'.repeat(256), 'a"b']) {
+			const answer = await post('/pay', key, { amount: 30 });
+			assert.deepEqual([answer.status, answer.json.type], [400, 'urn:idem:key-invalid'], key);
+		}
+		assert.equal((await post('/optional', null, { amount: 30 })).status, 201);
+	});
+
+	test('what is final, and what is not', async () => {
+		for (const [amount, status, replays, rows] of [[402, 402, true, 0], [429, 429, false, 0], [503, 503, false, 0], [500, 500, false, 0], [40001, 201, true, 1]]) {
+			const key = newId();
+			for (const replayed of [false, replays]) {
+				const answer = await post('/pay', key, { amount });
+				assert.deepEqual([answer.status, answer.headers.get('idempotent-replayed')], [status, replayed ? 'true' : null], `${amount}`);
+			}
+			assert.equal(await paid(key), rows, `${amount}`);
+		}
+	});
+
+	test('in flight', async () => {
+		const key = newId();
+		const first = post('/wait', key, { amount: 5, sleep: 3 });
+		await new Promise((resolve) => setTimeout(resolve, 500));
+		const [second, third] = await Promise.all([post('/pay', key, { amount: 5, sleep: 3 }), post('/wait', key, { amount: 5, sleep: 3 })]);
+		assert.deepEqual([second.status, second.json.type, second.headers.get('retry-after')], [409, 'urn:idem:in-progress', '1']);
+		assert.equal((await first).status, 201);
+		assert.deepEqual([third.status, third.headers.get('idempotent-replayed')], [201, 'true']);
+		assert.equal(await paid(key), 1);
+	});
+
+	test('bytes, and a body of 1 MB', async () => {
+		const bytes = Buffer.from([0, 255, 10, 200, 65]);
+		for (const [body, name] of [[bytes, 'binary'], [Buffer.alloc(700_000, 'x'), 'large'], [Buffer.alloc(0), 'empty']]) {
+			const key = newId();
+			for (const replayed of [null, 'true']) {
+				const answer = await post('/upload', key, body, { 'Content-Type': 'application/octet-stream' });
+				assert.deepEqual([answer.status, answer.headers.get('idempotent-replayed')], [200, replayed], name);
+				assert.ok(answer.bytes.equals(Buffer.from(body).reverse()), name);
+			}
+		}
+		for (const body of ['{"amount": 30, "x": "\\u0000"}', '{"amount": 1, "x": 1e131071}', '{"amount": 2, "x": "\\ud800"}']) {
+			const key = newId();
+			assert.deepEqual([(await post('/pay', key, body)).status, (await post('/pay', key, body)).headers.get('idempotent-replayed')], [201, 'true'], body);
+		}
+	});
+
+	test('once, call, lease and status', async () => {
+		const id = newId();
+		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: false });
+		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: true });
+		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 6 })).json, { outcome: 'mismatch', sqlstate: null, retryable: false, name: 'Mismatch' });
+		assert.deepEqual((await post('/once', null, { user: 'a', id: newId(), amount: -3 })).json.name, 'TypeError');
+		assert.deepEqual((await post('/call', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: false });
+		assert.deepEqual((await post('/lease', null, { user: 'a', id, amount: 5, lease: '1 s', work: 1.5 })).json, { value: { paid: 5 }, replayed: false, previous: null });
+		assert.deepEqual((await post('/lease', null, { user: 'a', id, amount: 5, lease: '1 s' })).json, { value: { paid: 5 }, replayed: true, previous: null });
+		assert.deepEqual((await (await fetch(`${base}/status?user=a&id=${id}&scope=lease`)).json()), { status: 'completed' });
+		assert.equal((await fetch(`${base}/health`)).status, 200);
+	});
+});
+
+test('nobody as the user, encode and decode, another fingerprint', async () => {
+	const d = drivers.pg();
+	const call = (options, key = newId(), body = '{"a":1}') => d.idem.http(options, () => reply(200, { secret: 'ü' }))(
+		new Request('http://x/pay', { method: 'POST', body, headers: { 'Idempotency-Key': key, 'Content-Type': 'application/json' } }));
+	await assert.rejects(call({ user: () => '' }), Invalid);
+	const key = newId();
+	const options = { user: () => 'anna', scope: 'enc', encode: (v) => Buffer.from(JSON.stringify(v)).toString('base64'), decode: (v) => JSON.parse(Buffer.from(v, 'base64')),
+		fingerprint: () => null };
+	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
+	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
+	await d.end();
+	const dead = new Idem(new (await import('pg')).default.Pool({ host: '127.0.0.1', port: 1 }));
+	const away = await dead.http({ user: () => 'anna', attempts: 2 }, () => reply(200))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } }));
+	assert.deepEqual([away.status, (await away.json()).type, away.headers.get('retry-after')], [503, 'urn:idem:unavailable', '1']);
+});

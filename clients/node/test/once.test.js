@@ -1,0 +1,215 @@
+import assert from 'node:assert/strict';
+import { after, before, describe, test } from 'node:test';
+import * as idempg from 'idem-pg';
+import { admin, drivers, newId, paid, prepare, schema, startProxy } from './server.js';
+
+const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, SwallowedError, CommitUnknown, NotInstalled, TooLarge } = idempg;
+
+before(prepare);
+after(() => admin.end());
+
+for (const driver of ['pg', 'postgres']) describe(driver, () => {
+	const d = drivers[driver]();
+	const { idem, insert, sql } = d;
+	const once = (id, handler, more = {}) => idem.once({ user: 'anna', id, scope: 'pay', ...more }, handler);
+	after(() => d.end());
+
+	test('executes once, and replays', async () => {
+		const id = newId();
+		const handler = async (tx) => { await insert(tx, id, 30); return { paid: 30, z: 'ü \\ \' $1 ?', a: [1.5, null] }; };
+		const first = await once(id, handler, { params: { amount: 30 } });
+		assert.equal(first.replayed, false);
+		assert.ok(first.expiresAt > new Date());
+		const second = await once(id, handler, { params: { amount: 30 } });
+		assert.equal(second.replayed, true);
+		assert.deepEqual(second.value, first.value);
+		assert.equal(await paid(id), 1);
+		await assert.rejects(once(id, handler, { params: { amount: 31 } }), (e) => e instanceof Mismatch && e.status === 422 && !e.retryable);
+		assert.equal(await idem.status({ user: 'anna', id, scope: 'pay' }), 'completed');
+		const stored = await idem.lookup({ user: 'anna', id, scope: 'pay' });
+		assert.deepEqual(stored.result, first.value);
+		assert.match(stored.fingerprint, /^[0-9a-f]{64}$/);
+		assert.equal(await idem.forget({ user: 'anna', id, scope: 'pay' }), true);
+		assert.equal(await idem.forget({ user: 'anna', id, scope: 'pay' }), false);
+		assert.equal(await idem.lookup({ user: 'anna', id, scope: 'pay' }), null);
+		assert.equal(await idem.status({ user: 'anna', id, scope: 'pay' }), null);
+	});
+
+	test('20 at once: one executes', async () => {
+		const id = newId();
+		const answers = await Promise.all(Array.from({ length: 20 }, () => once(id, async (tx) => { await insert(tx, id, 1); return 7; }, { wait: 5 })));
+		assert.equal(answers.filter((a) => !a.replayed).length, 1);
+		assert.ok(answers.every((a) => a.value === 7));
+		assert.equal(await paid(id), 1);
+	});
+
+	test('in progress, and timed out', async () => {
+		const id = newId();
+		let go;
+		const holds = new Promise((resolve) => { go = resolve; });
+		let began;
+		const begun = new Promise((resolve) => { began = resolve; });
+		const first = once(id, async () => { began(); await holds; return 1; });
+		await begun;
+		await assert.rejects(once(id, () => 2), (e) => e instanceof InProgress && e.retryable && e.retryAfter === 1 && e.outcome === 'in_progress');
+		await assert.rejects(once(id, () => 2, { wait: '50 ms' }), TimedOut);
+		go();
+		assert.equal((await first).value, 1);
+	});
+
+	test('an error of the handler rolls back, and passes unchanged', async () => {
+		const id = newId();
+		const bug = new Error('bug');
+		let runs = 0;
+		await assert.rejects(once(id, async (tx) => { runs++; await insert(tx, id, 1); throw bug; }), (e) => e === bug);
+		const socket = Object.assign(new Error('fetch failed'), { cause: Object.assign(new Error('x'), { code: 'ECONNREFUSED' }) });
+		await assert.rejects(once(id, () => { runs++; throw socket; }), (e) => e === socket);
+		assert.equal(runs, 2);
+		assert.equal(await paid(id), 0);
+		assert.equal(await idem.status({ user: 'anna', id, scope: 'pay' }), null);
+	});
+
+	test('refused', async () => {
+		const id = newId();
+		const refuse = () => once(id, async (tx) => { await insert(tx, id, 1); throw new Refused({ declined: true }); });
+		await assert.rejects(refuse(), (e) => e instanceof Failed && !e.replayed && e.stored.declined === true);
+		await assert.rejects(refuse(), (e) => e instanceof Failed && e.replayed && e.stored.declined === true);
+		assert.equal(await paid(id), 1);
+	});
+
+	test('conflicts are repeated, also wrapped ones', async () => {
+		for (const wrap of [false, true]) {
+			const id = newId();
+			let runs = 0;
+			const { value } = await once(id, async (tx) => {
+				await insert(tx, id, 1);
+				try {
+					if (++runs < 3) await sql(tx, `DO $$ BEGIN RAISE SQLSTATE '40001'; END $$`);
+				} catch (error) { throw wrap ? new Error('query failed', { cause: error }) : error; }
+				return runs;
+			});
+			assert.equal(value, 3);
+			assert.equal(await paid(id), 1);
+		}
+		const id = newId();
+		let runs = 0;
+		await assert.rejects(once(id, async (tx) => { runs++; await sql(tx, `DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$`); }, { attempts: 2 }), (e) => e.code === '40P01');
+		assert.equal(runs, 2);
+	});
+
+	test('a swallowed error, a handler that commits, values that JSON cannot hold', async () => {
+		const id = newId();
+		await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); await sql(tx, 'SELECT 1/0').catch(() => {}); }), SwallowedError);
+		for (const [value, what] of [[NaN, /value is NaN/], [{ a: [1, 2n] }, /value\.a\[1\] is a BigInt/], [{ d: new Date() }, /value\.d is a Date/], [[undefined], /value\[0\] is undefined/],
+			[new Map(), /a Map/], [{ x: Buffer.from('a') }, /value\.x is a Buffer/], [{ p: Promise.resolve() }, /a Promise/], ['\0', /NUL/], [{ s: '\ud800' }, /surrogate/]]) {
+			await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); return value; }), (e) => e instanceof TypeError && what.test(e.message), String(what));
+		}
+		assert.equal(await paid(id), 0);
+		assert.deepEqual((await once(id, () => ({ a: undefined, b: 1 }))).value, { b: 1 });
+		assert.equal((await once(newId(), () => {})).value, null);
+		for (const text of ['COMMIT', 'ROLLBACK', 'COMMIT; BEGIN']) await assert.rejects(once(newId(), async (tx) => { await sql(tx, text); return 1; }), HandlerEndedTransaction, text);
+		await assert.rejects(once(newId(), () => 'x'.repeat(2_000_000)), TooLarge);
+	});
+
+	test('bad arguments', async () => {
+		for (const request of [{ user: '' }, { user: 'ü'.repeat(128) }, { user: 'a\0b' }, { user: undefined }, { params: { a: 'x\0' } }, { params: { a: 1n } }]) {
+			await assert.rejects(once(newId(), () => 1, request), (e) => e instanceof Invalid && e.status === 400, JSON.stringify(request.user));
+		}
+		await assert.rejects(once(newId(), () => 1, { wait: -1 }), Invalid);
+		await assert.rejects(new Idem(d.pool, { schema: 'nowhere' }).once({ user: 'a', id: '1' }, () => 1), (e) => e instanceof NotInstalled && /npx idem-pg install/.test(e.message));
+		assert.equal((await once(7, () => 1, { user: newId() })).value, 1);
+		await assert.rejects(once(newId(), () => 1, { signal: AbortSignal.abort(new Error('gone')) }), /gone/);
+	});
+
+	test('call', async () => {
+		const id = newId();
+		const request = { user: 'anna', id, scope: 'call' };
+		assert.deepEqual(await idem.call(request, 'pay(text, int)', { reference: id, amount: 30 }), { value: { paid: 30 }, replayed: false });
+		assert.deepEqual(await idem.call(request, 'pay(text, int)', { reference: id, amount: 30 }), { value: { paid: 30 }, replayed: true });
+		await assert.rejects(idem.call(request, 'pay(text, int)', { reference: id, amount: 31 }), Mismatch);
+		const refused = { user: 'anna', id: newId(), scope: 'call' };
+		for (const replayed of [false, true]) {
+			await assert.rejects(idem.call(refused, 'pay(text, int)', { reference: 'r', amount: 402 }), (e) => e instanceof Failed && e.replayed === replayed && e.stored.declined === true);
+		}
+		assert.equal(await paid(id), 1);
+	});
+
+	test('a terminated connection, at each step', async () => {
+		const kill = async (tx) => {
+			const [{ pid }] = await sql(tx, 'SELECT pg_backend_pid() AS pid');
+			await admin.query('SELECT pg_terminate_backend($1)', [pid]);
+			await new Promise((resolve) => setTimeout(resolve, 100));
+		};
+		const steps = {
+			before: async (tx, id) => { await kill(tx); await insert(tx, id, 1); },
+			after: async (tx, id) => { await insert(tx, id, 1); await kill(tx); },
+			during: async (tx, id) => {
+				await insert(tx, id, 1);
+				const [{ pid }] = await sql(tx, 'SELECT pg_backend_pid() AS pid');
+				setTimeout(() => admin.query('SELECT pg_terminate_backend($1)', [pid]), 50);
+				await sql(tx, 'SELECT pg_sleep(5)');
+			},
+			swallowed: async (tx, id) => { await kill(tx); try { await insert(tx, id, 1); } catch { /* its bug */ } },
+		};
+		for (const [name, step] of Object.entries(steps)) {
+			const id = newId();
+			let runs = 0;
+			const { value, replayed } = await once(id, async (tx) => { if (++runs === 1) await step(tx, id); else await insert(tx, id, 1); return runs; });
+			assert.deepEqual([name, value, replayed, await paid(id)], [name, 2, false, 1]);
+		}
+	});
+
+	test('the connection is cut before and after each message', async () => {
+		const proxy = await startProxy();
+		const p = drivers[driver]({ host: '127.0.0.1', port: proxy.port, max: 2, prepare: false });
+		const outcomes = [];
+		try {
+			for (const when of ['before', 'after']) for (let at = 1; at <= 3; at++) {
+				const id = newId();
+				let n = 0;
+				proxy.onMessage = (text) => /idem_try_claim|INSERT|idem_complete/.test(text) && ++n === at ? when : null;
+				const { value, replayed } = await p.idem.once({ user: 'anna', id, scope: 'pay' }, async (tx) => { await p.insert(tx, id, 1); return 5; });
+				proxy.onMessage = () => null;
+				outcomes.push([when, at, value, replayed, await paid(id)]);
+			}
+		} finally { await p.end(); proxy.close(); }
+		assert.deepEqual(outcomes, [['before', 1, 5, false, 1], ['before', 2, 5, false, 1], ['before', 3, 5, false, 1],
+			['after', 1, 5, false, 1], ['after', 2, 5, false, 1], ['after', 3, 5, true, 1]]);
+	});
+
+	test('COMMIT unanswered in each attempt', async () => {
+		const proxy = await startProxy();
+		const p = drivers[driver]({ host: '127.0.0.1', port: proxy.port, max: 2 });
+		try {
+			const id = newId();
+			let cut = false;
+			proxy.onMessage = (text) => { cut ||= /commit/i.test(text); return cut ? 'after' : null; };
+			await assert.rejects(p.idem.once({ user: 'anna', id, scope: 'pay', attempts: 3 }, async (tx) => { await p.insert(tx, id, 1); return 5; }),
+				(e) => e instanceof CommitUnknown && e.retryable && e.status === 503);
+			proxy.onMessage = () => null;
+			assert.equal((await p.idem.once({ user: 'anna', id, scope: 'pay' }, () => 6)).value, 5);
+		} finally { await p.end(); proxy.close(); }
+	});
+
+	test('a pool of one', async () => {
+		const p = drivers[driver]({ max: 1 });
+		const id = newId();
+		const answers = await Promise.all(Array.from({ length: 10 }, () => p.idem.once({ user: 'anna', id, scope: 'pay' }, async (tx) => { await p.insert(tx, id, 1); return 1; })));
+		assert.equal(answers.filter((a) => !a.replayed).length, 1);
+		await p.end();
+		// postgres.js opens a pool again that was ended.
+		if (driver === 'pg') await assert.rejects(p.idem.once({ user: 'anna', id: newId() }, () => 1), /after calling end/);
+	});
+
+	test('outcomes are told', async () => {
+		const events = [];
+		const told = new Idem(d.pool, { schema, onOutcome: (event) => events.push(event) });
+		const id = newId();
+		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
+		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
+		await told.once({ user: 'anna', id: newId() }, () => { throw new Error('bug'); }).catch(() => {});
+		assert.deepEqual(events.map((e) => [e.operation, e.scope, e.outcome, e.replayed, e.attempts]),
+			[['once', 'pay', 'claimed', false, 1], ['once', 'pay', 'completed', true, 1], ['once', '', 'error', false, 1]]);
+		assert.ok(events[0].waited > 0);
+	});
+});
