@@ -1,0 +1,14 @@
+"""Executes requests exactly once, in the PostgreSQL transaction that does the work.  Needs idem in the database."""
+
+from .client import AsyncIdem, Idem
+from .core import Answer, Event, Lapsed, Stored
+from .errors import CommitUnknown, Failed, HandlerEndedTransaction, HandlerSwallowedError, IdemError, InProgress
+from .errors import Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale, TimedOut, TooLarge, Unknown
+
+__version__ = "1.0.0"
+
+__all__ = [
+    "Answer", "AsyncIdem", "CommitUnknown", "Event", "Failed", "HandlerEndedTransaction", "HandlerSwallowedError",
+    "Idem", "IdemError", "InProgress", "Invalid", "Lapsed", "LeaseLost", "Mismatch", "NoRights", "NotInstalled",
+    "Refused", "Stale", "Stored", "TimedOut", "TooLarge", "Unknown",
+]  # fmt: skip
