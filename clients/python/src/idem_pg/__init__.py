@@ -4,11 +4,13 @@ from .client import AsyncIdem, Idem
 from .core import Answer, Event, Lapsed, Stored
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, HandlerSwallowedError, IdemError, InProgress
 from .errors import Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale, TimedOut, TooLarge, Unknown
+from .http import Reply, reply
+from .lease import Lease
 
 __version__ = "1.0.0"
 
 __all__ = [
     "Answer", "AsyncIdem", "CommitUnknown", "Event", "Failed", "HandlerEndedTransaction", "HandlerSwallowedError",
-    "Idem", "IdemError", "InProgress", "Invalid", "Lapsed", "LeaseLost", "Mismatch", "NoRights", "NotInstalled",
-    "Refused", "Stale", "Stored", "TimedOut", "TooLarge", "Unknown",
+    "Idem", "IdemError", "InProgress", "Invalid", "Lapsed", "Lease", "LeaseLost", "Mismatch", "NoRights", "NotInstalled",
+    "Refused", "Reply", "Stale", "Stored", "TimedOut", "TooLarge", "Unknown", "reply",
 ]  # fmt: skip

@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+from . import lease as leases
 from .core import Answer, Core, Event, Lapsed, Request, Stored
 from .drivers import Steps, arun, run
-from .values import Duration
+from .http import Options, decorator
+from .lease import Lease
+from .values import Duration, seconds
 
 Id = str | int | UUID
 
@@ -29,6 +32,11 @@ class _Idem:
         """source: a pool of psycopg_pool or asyncpg, a sessionmaker of SQLAlchemy, Django's connection, or a function
         that connects with psycopg.  schema: where idem is installed.  on_outcome: called with an Event for each call."""
         self._core = Core(source, self._asynchronous, schema, on_outcome)
+
+    def http(self, scope: str, user: Callable[[Any], Any], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorates a handler(tx, request), so that it becomes a view that executes each Idempotency-Key once: of
+        Starlette, FastAPI or asynchronous Django (AsyncIdem), of Flask or Django (Idem).  options: see http.Options."""
+        return decorator(self._core, Options(scope, user, **options))
 
 
 class Idem(_Idem):
@@ -65,6 +73,16 @@ class Idem(_Idem):
         """Runs a function of the database once, by idem_call: one round trip.  function: 'pay(text, integer)'."""
         request = Request(user, id, scope, None, wait, attempts)
         return run(self._core.observed(request, self._core.call(request, function, arguments)))
+
+    def lease(
+        self, handler: Callable[[Lease], Any], *, user: Id, id: Id, scope: str = "", lease: Duration = 30,
+        progress: Any = None, params: Any = None, wait: Duration | None = 0, attempts: int = 5,
+    ) -> Answer:  # fmt: skip
+        """Claims the request for `lease` seconds, calls handler(lease), and settles what it returns; for work that is
+        not one transaction.  progress: what a successor must know, if there is no progress yet."""
+        request = Request(user, id, scope, params, wait, attempts)
+        steps = leases.lease(self._core, request, seconds(lease), progress, handler)
+        return run(self._core.observed(request, steps))
 
     def status(self, *, user: Id, id: Id, scope: str = "") -> str | None:
         """completed, failed, in_progress or unknown; None if the request is not remembered."""
@@ -111,6 +129,15 @@ class AsyncIdem(_Idem):
         """See Idem.call."""
         request = Request(user, id, scope, None, wait, attempts)
         return await arun(self._core.observed(request, self._core.call(request, function, arguments)))
+
+    async def lease(
+        self, handler: Callable[[Lease], Awaitable[Any]], *, user: Id, id: Id, scope: str = "", lease: Duration = 30,
+        progress: Any = None, params: Any = None, wait: Duration | None = 0, attempts: int = 5,
+    ) -> Answer:  # fmt: skip
+        """See Idem.lease."""
+        request = Request(user, id, scope, params, wait, attempts)
+        steps = leases.lease(self._core, request, seconds(lease), progress, handler)
+        return await arun(self._core.observed(request, steps))
 
     async def status(self, *, user: Id, id: Id, scope: str = "") -> str | None:
         """See Idem.status."""

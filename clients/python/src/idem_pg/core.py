@@ -272,6 +272,20 @@ class Core:
             raise answer
         return answer  # type: ignore[no-any-return]
 
+    def plain(self, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        """The handler in a transaction without a claim: a lost COMMIT cannot be repeated."""
+
+        def body(tx: Any) -> Steps[Any]:
+            yield from self.driver.begin(tx, "SELECT 1", ())
+            request.stage = "handler"
+            value = yield from handler(tx)
+            request.stage = "commit"
+            request.attempts = request.attempt
+            yield from self.driver.finish(tx, "SELECT 1", ())
+            return value
+
+        return (yield from self.repeat(request, body))
+
     def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
         """Claim, handler and result in the caller's transaction, behind a savepoint."""
         driver: Driver = driver_of(tx, self.asynchronous)
