@@ -141,7 +141,7 @@ class AsyncIdem(_Idem):
 
     async def status(self, *, user: Id, id: Id, scope: str = "") -> str | None:
         """See Idem.status."""
-        return await arun(self._core.status(Request(user, id, scope)))  # type: ignore[no-any-return]
+        return await arun(self._core.status(Request(user, id, scope)))
 
     async def lookup(self, *, user: Id, id: Id, scope: str = "") -> Stored | None:
         """See Idem.lookup."""

@@ -371,7 +371,7 @@ class Core:
 
     def lapsed(self, scope: str | None, max_rows: int | None) -> Steps[list[Lapsed]]:
         row = yield from self.statement(Request("-", "-", ""), self.LAPSED, (scope, max_rows))
-        return [Lapsed(*columns[:5], loads(columns[5])) for columns in zip(*(column or [] for column in row))]
+        return [Lapsed(*left, loads(progress)) for *left, progress in zip(*(column or [] for column in row))]
 
     def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:
         """The steps, of which `on_outcome` is told."""

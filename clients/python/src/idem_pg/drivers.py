@@ -318,7 +318,7 @@ def modules(thing: Any) -> set[str]:
 
 def driver_of(source: Any, asynchronous: bool) -> Driver:
     """The driver for a pool, a sessionmaker, a connection of a transaction, or a function that connects."""
-    sleep: Callable[[float], Any] = asyncio.sleep if asynchronous else time.sleep
+    sleep: Any = asyncio.sleep if asynchronous else time.sleep
     names = modules(source)
     if "sqlalchemy" in names:
         return Sqlalchemy(source, sleep)

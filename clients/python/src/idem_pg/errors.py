@@ -126,12 +126,9 @@ class Refused(Exception):
         self.value = value
 
 
-BY_OUTCOME: dict[str, type[IdemError]] = {
-    c.outcome: c for c in (InProgress, TimedOut, Mismatch, Stale, Failed, Unknown, Invalid)
-}
-BY_SQLSTATE: dict[str, type[IdemError]] = {
-    str(c.sqlstate): c for c in (*BY_OUTCOME.values(), LeaseLost, TooLarge) if c is not Failed
-}
+_OUTCOMES: tuple[type[IdemError], ...] = (InProgress, TimedOut, Mismatch, Stale, Unknown, Invalid)
+BY_OUTCOME = {c.outcome: c for c in _OUTCOMES}
+BY_SQLSTATE = {c.sqlstate: c for c in (*_OUTCOMES, LeaseLost, TooLarge)}
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -322,7 +322,7 @@ def decorator(core: Core, options: Options) -> Callable[[Callable[..., Any]], Ca
             else:
                 import flask
 
-                request = flask.request._get_current_object()  # type: ignore[attr-defined]
+                request = flask.request._get_current_object()
             out = run(serve(core, options, incoming_of(request), lambda tx: handler(tx, request, **arguments)))
             return to_response(request, out)
 
