@@ -144,7 +144,8 @@ def lease(idem, pool, data):
         yield held.settle({"paid": data["amount"]}, handler(
             lambda tx: (yield from insert(tx, data["id"], data["user"], data["amount"]))))  # fmt: skip
 
-    length = data.get("lease") or 30
+    number, _, unit = str(data.get("lease") or 30).partition(" ")  # 30, or "30 s", "500 ms"
+    length = float(number) * (0.001 if unit == "ms" else 1)
     answer = yield idem.lease(handler(work), user=data["user"], id=data["id"], scope="lease", lease=length)
     return {"value": answer.value, "replayed": answer.replayed, "previous": (previous or [None])[0]}
 

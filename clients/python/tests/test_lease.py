@@ -55,7 +55,7 @@ def test_an_error_leaves_the_lease(world):
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        leased(world, work, lease="700 ms", progress=[0])
+        leased(world, work, lease=0.7, progress=[0])
     assert state(world) == ("in_progress", [1])
     with pytest.raises(idem_pg.InProgress):
         leased(world, work)
@@ -105,7 +105,7 @@ def test_fenced_transaction_is_longer_than_the_lease(world):
         yield pause(world, 0.6)
         held.check()
 
-    assert not leased(world, work, lease="600 ms").replayed
+    assert not leased(world, work, lease=0.6).replayed
     assert world.payments() == 1
 
 
@@ -131,7 +131,7 @@ def test_replaced_holder(world):
         yield call()
 
     with pytest.raises(KeyError):
-        leased(world, work, lease="300 ms")
+        leased(world, work, lease=0.3)
     assert world.payments() == 0 and state(world) == ("in_progress", "mine")
 
 

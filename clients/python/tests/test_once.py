@@ -259,7 +259,7 @@ def test_in_flight(world):
     with pytest.raises(idem_pg.InProgress):
         world.once(pay())
     with pytest.raises(idem_pg.TimedOut):
-        world.once(pay(), wait="100 ms")
+        world.once(pay(), wait=0.1)
     assert world.events[-1].waited >= 0.1
     threading.Timer(0.3, other.rollback).start()
     assert not world.once(pay(), wait=5).replayed
@@ -314,11 +314,11 @@ def test_reads(world):
     world.once(pay(), params=1)
     assert world.go(world.idem.status(**key)) == "completed"
     stored = world.go(world.idem.lookup(**key))
-    assert (stored.state, stored.result, len(stored.fingerprint)) == ("completed", {"paid": 30}, 32)
+    assert (stored["state"], stored["result"], len(stored["fingerprint"])) == ("completed", {"paid": 30}, 32)
     assert world.go(world.idem.forget(**key)) is True and world.go(world.idem.forget(**key)) is False
     world.observer.execute("SELECT idem.idem_lease('anna', %s, '1 ms', 'left', progress => '[1]'), pg_sleep(0.01)", (world.id,))
     left = world.go(world.idem.lapsed("left", None))
-    assert [(x.user, x.status, x.progress) for x in left if x.id == world.id] == [("anna", "lapsed", [1])]
+    assert [(x["user_id"], x["status"], x["progress"]) for x in left if x["request_id"] == world.id] == [("anna", "lapsed", [1])]
     assert world.go(world.idem.lapsed("no such scope")) == []
 
 

@@ -1,7 +1,7 @@
 """Executes requests exactly once, in the PostgreSQL transaction that does the work.  Needs idem in the database."""
 
 from .client import AsyncIdem, Idem
-from .core import Answer, Event, Lapsed, Stored
+from .core import Answer, Event
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, HandlerSwallowedError, IdemError, InProgress
 from .errors import Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale, TimedOut, TooLarge, Unknown
 from .http import Reply, reply
@@ -11,6 +11,6 @@ __version__ = "1.0.0"
 
 __all__ = [
     "Answer", "AsyncIdem", "CommitUnknown", "Event", "Failed", "HandlerEndedTransaction", "HandlerSwallowedError",
-    "Idem", "IdemError", "InProgress", "Invalid", "Lapsed", "Lease", "LeaseLost", "Mismatch", "NoRights", "NotInstalled",
-    "Refused", "Reply", "Stale", "Stored", "TimedOut", "TooLarge", "Unknown", "reply",
+    "Idem", "IdemError", "InProgress", "Invalid", "Lease", "LeaseLost", "Mismatch", "NoRights", "NotInstalled",
+    "Refused", "Reply", "Stale", "TimedOut", "TooLarge", "Unknown", "reply",
 ]  # fmt: skip

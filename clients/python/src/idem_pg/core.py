@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from . import errors
-from .drivers import MARK, Driver, Steps, driver_of
+from .drivers import MARK, Steps, driver_of
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost
 from .errors import Refused, TimedOut
 from .values import Duration, dumps, loads, seconds
@@ -40,31 +40,6 @@ class Event:
     replayed: bool
     waited: float
     attempts: int
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A row of idem_lookup: all that is stored of a request."""
-
-    state: str
-    expires_at: datetime
-    lease_until: datetime | None
-    fingerprint: bytes | None
-    result: Any
-    progress: Any
-    committed_at: datetime | None
-
-
-@dataclass(frozen=True)
-class Lapsed:
-    """A row of idem_lapsed: a lease that ended before anybody settled the request."""
-
-    scope: str
-    user: str
-    id: str
-    status: str
-    lease_until: datetime
-    progress: Any
 
 
 class Request:
@@ -124,8 +99,8 @@ class Core:
         self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
         self.FORGET = f"SELECT {s}forget({key})"
         self.LOOKUP = (
-            "SELECT CAST(state AS text), expires_at, lease_until, fingerprint, CAST(result AS text),"
-            f" CAST(progress AS text), committed_at FROM {s}lookup({key})"
+            "SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
+            f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})"
         )
         # One row, so that all drivers need but one way to fetch
         self.LAPSED = (
@@ -288,7 +263,7 @@ class Core:
 
     def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
         """Claim, handler and result in the caller's transaction, behind a savepoint."""
-        driver: Driver = driver_of(tx, self.asynchronous)
+        driver = driver_of(tx, self.asynchronous)
         try:
             savepoint = yield from driver.savepoint(tx)
         except Exception as error:
@@ -305,11 +280,11 @@ class Core:
                 answer = Answer(loads(text), False, row[2])
         except BaseException:
             try:
-                yield from driver.rollback_to(tx, savepoint)
+                yield from driver.end(tx, savepoint, True)
             except Exception:  # the connection is lost, or the whole transaction has failed
                 log.debug("ROLLBACK TO SAVEPOINT failed", exc_info=True)
             raise
-        yield from driver.release_to(tx, savepoint)
+        yield from driver.end(tx, savepoint, False)
         return answer
 
     def statement(self, request: Request, sql: str, args: Sequence[Any], writes: bool = False) -> Steps[Any]:
@@ -349,29 +324,6 @@ class Core:
 
         row = yield from self.repeat(request, body)
         return Answer(loads(row[0]), row[1] == "completed")
-
-    def status(self, request: Request) -> Steps[Any]:
-        row = yield from self.statement(request, self.STATUS, request.key)
-        return row[0]
-
-    def lookup(self, request: Request) -> Steps[Stored | None]:
-        row = yield from self.statement(request, self.LOOKUP, request.key)
-        if row is None:
-            return None
-        state, expires, lease, fingerprint, result, progress, committed = row
-        return Stored(
-            state, expires, lease, fingerprint and bytes(fingerprint), loads(result), loads(progress), committed
-        )
-
-    def forget(self, request: Request) -> Steps[bool]:
-        # Not repeated: between two attempts somebody can have executed the request again.
-        request.attempts = 1
-        row = yield from self.statement(request, self.FORGET, request.key, writes=True)
-        return bool(row[0])
-
-    def lapsed(self, scope: str | None, max_rows: int | None) -> Steps[list[Lapsed]]:
-        row = yield from self.statement(Request("-", "-", ""), self.LAPSED, (scope, max_rows))
-        return [Lapsed(*left, loads(progress)) for *left, progress in zip(*(column or [] for column in row))]
 
     def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:
         """The steps, of which `on_outcome` is told."""

@@ -44,7 +44,12 @@ async def arun(steps: Steps[T]) -> T:
 
 
 class Driver:
-    """The pool and the dialect of one driver."""
+    """The connections and the dialect of a driver.  What the subclasses have:
+
+    acquire: a connection outside of a transaction; release: gives it back; broken: it is closed and to be replaced.
+    query: one statement, returns its first row.  begin: BEGIN and the statement; finish: the statement and COMMIT, and
+    no error only if both succeeded; each in one round trip if the driver can.
+    """
 
     def __init__(self, source: Any, sleep: Callable[[float], Any]) -> None:
         self.source, self.sleep = source, sleep
@@ -53,47 +58,21 @@ class Driver:
         """The template, which has a MARK for each parameter, in the driver's style."""
         return template.replace("%", "%%").replace(MARK, "%s")
 
-    def acquire(self) -> Steps[Any]:
-        """A connection, outside of a transaction."""
-        raise NotImplementedError
-
-    def release(self, tx: Any, broken: bool) -> Steps[None]:
-        """Gives the connection back.  broken: it is closed, and the pool replaces it."""
-        raise NotImplementedError
-
-    def closed(self, tx: Any) -> bool:
-        raise NotImplementedError
-
-    def renew(self) -> Steps[None]:
-        """Has the pool drop the connections that died with the one that was lost."""
-        return
-        yield
-
-    def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        """Executes one statement; returns the first row."""
-        raise NotImplementedError
-
-    def begin(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        """BEGIN and the statement, in one round trip if the driver can."""
-        raise NotImplementedError
-
-    def finish(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        """The statement and COMMIT, in one round trip if the driver can; without error only if both succeeded."""
-        raise NotImplementedError
-
-    def rollback(self, tx: Any) -> Steps[None]:
-        raise NotImplementedError
-
     def savepoint(self, tx: Any) -> Steps[Any]:
-        """Begins a savepoint; returns what `release_to` and `rollback_to` take."""
+        """Begins a savepoint; returns what `end` takes."""
         yield from self.query(tx, "SAVEPOINT idem_within", ())
 
-    def release_to(self, tx: Any, savepoint: Any) -> Steps[None]:
+    def end(self, tx: Any, savepoint: Any, undo: bool) -> Steps[None]:
+        if undo:
+            yield from self.query(tx, "ROLLBACK TO SAVEPOINT idem_within", ())
         yield from self.query(tx, "RELEASE SAVEPOINT idem_within", ())
 
-    def rollback_to(self, tx: Any, savepoint: Any) -> Steps[None]:
-        yield from self.query(tx, "ROLLBACK TO SAVEPOINT idem_within", ())
-        yield from self.query(tx, "RELEASE SAVEPOINT idem_within", ())
+    def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
+        """One statement of a connection of DB-API, such as Django's."""
+        with tx.cursor() as cursor:
+            cursor.execute(self.sql(sql), args)
+            return cursor.fetchone() if cursor.description else None
+        yield
 
 
 class Psycopg(Driver):
@@ -139,6 +118,7 @@ class Psycopg(Driver):
         return bool(tx.closed)
 
     def renew(self) -> Steps[None]:
+        """Has the pool drop the connections that died with the one that was lost."""
         if hasattr(self.source, "check"):
             yield self.source.check()
 
@@ -219,23 +199,11 @@ class Asyncpg(Driver):
 
 
 class Sqlalchemy(Driver):
-    """Sessions of SQLAlchemy, synchronous or not: the source is a sessionmaker."""
+    """Sessions and connections of SQLAlchemy, synchronous or not, for `within`."""
 
     def sql(self, template: str) -> str:
         first, *rest = template.split(MARK)
         return first.replace(":", "\\:") + "".join(f":p{n}{part}" for n, part in enumerate(rest))
-
-    def acquire(self) -> Steps[Any]:
-        return self.source()
-        yield
-
-    def release(self, tx: Any, broken: bool) -> Steps[None]:
-        if broken and hasattr(tx, "invalidate"):
-            yield tx.invalidate()
-        yield tx.close()
-
-    def closed(self, tx: Any) -> bool:
-        return False  # SQLAlchemy's error says so: connection_invalidated
 
     def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
         from sqlalchemy import text
@@ -243,91 +211,23 @@ class Sqlalchemy(Driver):
         result = yield tx.execute(text(self.sql(sql)), {f"p{n}": arg for n, arg in enumerate(args)})
         return result.fetchone() if result.returns_rows else None
 
-    def begin(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        return (yield from self.query(tx, sql, args))  # the session begins by itself
-
-    def finish(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        yield tx.flush()
-        row = yield from self.query(tx, sql, args)
-        yield tx.commit()
-        return row
-
-    def rollback(self, tx: Any) -> Steps[None]:
-        yield tx.rollback()
-
     def savepoint(self, tx: Any) -> Steps[Any]:
         return (yield tx.begin_nested())
 
-    def release_to(self, tx: Any, savepoint: Any) -> Steps[None]:
-        yield savepoint.commit()
-
-    def rollback_to(self, tx: Any, savepoint: Any) -> Steps[None]:
-        yield savepoint.rollback()
+    def end(self, tx: Any, savepoint: Any, undo: bool) -> Steps[None]:
+        yield savepoint.rollback() if undo else savepoint.commit()
 
 
-class Django(Driver):
-    """Django's connection of this thread, so that models take part: the source is django.db.connections["default"]."""
-
-    def acquire(self) -> Steps[Any]:
-        self.source.close_if_unusable_or_obsolete()
-        if self.source.in_atomic_block:
-            raise RuntimeError("this runs in transaction.atomic() already: use within(), or non_atomic_requests")
-        return self.source
-        yield
-
-    def release(self, tx: Any, broken: bool) -> Steps[None]:
-        if broken:
-            tx.close()
-        return
-        yield
-
-    def closed(self, tx: Any) -> bool:
-        return tx.connection is None or bool(tx.connection.closed)
-
-    def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        with tx.cursor() as cursor:
-            cursor.execute(self.sql(sql), args)
-            return cursor.fetchone() if cursor.description else None
-        yield
-
-    def begin(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        from django.db import transaction
-
-        tx.idem_atomic = transaction.atomic(using=tx.alias)
-        tx.idem_atomic.__enter__()
-        return (yield from self.query(tx, sql, args))
-
-    def finish(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        row = yield from self.query(tx, sql, args)
-        atomic, tx.idem_atomic = tx.idem_atomic, None
-        atomic.__exit__(None, None, None)
-        return row
-
-    def rollback(self, tx: Any) -> Steps[None]:
-        atomic, tx.idem_atomic = getattr(tx, "idem_atomic", None), None
-        if atomic is not None:
-            error = RuntimeError("rolled back")
-            atomic.__exit__(RuntimeError, error, None)
-        return
-        yield
-
-
-def modules(thing: Any) -> set[str]:
-    return {c.__module__.split(".")[0] for c in type(thing).__mro__}
-
-
-def driver_of(source: Any, asynchronous: bool) -> Driver:
-    """The driver for a pool, a sessionmaker, a connection of a transaction, or a function that connects."""
+def driver_of(source: Any, asynchronous: bool) -> Any:
+    """The driver for a pool, for a function that connects with psycopg, or for the connection of a transaction."""
     sleep: Any = asyncio.sleep if asynchronous else time.sleep
-    names = modules(source)
+    names = {c.__module__.split(".")[0] for c in type(source).__mro__}
     if "sqlalchemy" in names:
         return Sqlalchemy(source, sleep)
-    if "django" in names:
-        return Django(source, sleep)
     if "asyncpg" in names:
         return Asyncpg(source, sleep)
-    if names & {"psycopg", "psycopg_pool"}:
+    if names & {"psycopg", "psycopg_pool"} or callable(source):
         return Psycopg(source, sleep, asynchronous)
-    if callable(source):  # it connects with psycopg
-        return Psycopg(source, sleep, asynchronous)
-    raise TypeError(f"no pool, sessionmaker or function that connects: {source!r}")
+    if hasattr(source, "cursor") and not asynchronous:
+        return Driver(source, sleep)
+    raise TypeError(f"neither a pool nor a function that connects: {source!r}")

@@ -12,107 +12,79 @@ class IdemError(Exception):
     `retryable`: the same request may be sent again, after `retry_after` seconds.  `status`: the HTTP status that fits.
     """
 
-    outcome = "error"
+    outcome: str = "error"
     sqlstate: str | None = None
-    retryable = False
+    status: int = 500
+    retryable: bool = False
     retry_after: float | None = None
-    status = 500
 
-    def __init__(self, message: str | None = None, *, sqlstate: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").split("\n")[0])
-        if sqlstate:
-            self.sqlstate = sqlstate
+    def __init_subclass__(cls, outcome: str, sqlstate: str, status: int = 500, again: bool = False) -> None:
+        cls.outcome, cls.sqlstate, cls.status = outcome, sqlstate, status
+        cls.retryable, cls.retry_after = again, 1 if again else None
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.__doc__)
 
 
-class InProgress(IdemError):
+class InProgress(IdemError, outcome="in_progress", sqlstate="ID409", status=409, again=True):
     """Another holder is executing this request: send it again later."""
 
-    outcome, sqlstate, status, retryable, retry_after = "in_progress", "ID409", 409, True, 1
 
-
-class TimedOut(IdemError):
+class TimedOut(IdemError, outcome="timed_out", sqlstate="ID503", status=503, again=True):
     """Another holder was still executing this request when the wait was over: send it again later."""
 
-    outcome, sqlstate, status, retryable, retry_after = "timed_out", "ID503", 503, True, 1
 
-
-class Mismatch(IdemError):
+class Mismatch(IdemError, outcome="mismatch", sqlstate="ID422", status=422):
     """The id was used with other parameters."""
 
-    outcome, sqlstate, status = "mismatch", "ID422", 422
 
-
-class Stale(IdemError):
+class Stale(IdemError, outcome="stale", sqlstate="ID412", status=412):
     """The id is too old to tell whether it was executed: look, then use a new one."""
 
-    outcome, sqlstate, status = "stale", "ID412", 412
 
-
-class Failed(IdemError):
+class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
     """The request has failed for good: `stored` is what was stored then."""
-
-    outcome, sqlstate, status = "failed", "ID417", 409
 
     def __init__(self, stored: Any = None, *, replayed: bool = True) -> None:
         super().__init__(f"the request has failed for good: {stored!r}")
         self.stored, self.replayed = stored, replayed
 
 
-class Unknown(IdemError):
+class Unknown(IdemError, outcome="unknown", sqlstate="ID424", status=409):
     """Nobody knows whether this request was executed: an operator finds out, then calls idem_heal or idem_forget."""
 
-    outcome, sqlstate, status = "unknown", "ID424", 409
 
-
-class Invalid(IdemError):
+class Invalid(IdemError, outcome="invalid", sqlstate="ID400", status=400):
     """The arguments are malformed."""
 
-    outcome, sqlstate, status = "invalid", "ID400", 400
 
-
-class LeaseLost(IdemError):
+class LeaseLost(IdemError, outcome="lease_lost", sqlstate="ID410", status=409):
     """The lease has ended, or has another holder: stop, and write nothing."""
 
-    outcome, sqlstate, status = "lease_lost", "ID410", 409
 
-
-class TooLarge(IdemError):
+class TooLarge(IdemError, outcome="too_large", sqlstate="ID413"):
     """The value is larger than the scope allows: nothing was stored, and the work was rolled back."""
 
-    outcome, sqlstate = "too_large", "ID413"
 
-
-class CommitUnknown(IdemError):
+class CommitUnknown(IdemError, outcome="commit_unknown", sqlstate="08007", status=503, again=True):
     """The connection was lost while COMMIT was under way: send the request again with the same id, which tells."""
 
-    outcome, sqlstate, status, retryable, retry_after = "commit_unknown", "08007", 503, True, 1
 
-
-class NotInstalled(IdemError):
+class NotInstalled(IdemError, outcome="not_installed", sqlstate="42883"):
     """idem is not installed in this schema."""
 
-    outcome, sqlstate = "not_installed", "42883"
 
-
-class NoRights(IdemError):
+class NoRights(IdemError, outcome="no_rights", sqlstate="42501"):
     """The role may not use idem."""
 
-    outcome, sqlstate = "no_rights", "42501"
+
+class HandlerEndedTransaction(IdemError, outcome="handler_ended_transaction", sqlstate="ID410"):
+    """The handler committed or rolled back itself, so its result was not stored: it must leave that to idem_pg."""
 
 
-class HandlerEndedTransaction(IdemError):
-    """The handler committed or rolled back itself, so its result was not stored.  It must leave that to idem_pg."""
-
-    outcome, sqlstate = "handler_ended_transaction", "ID410"
-
-
-class HandlerSwallowedError(IdemError):
-    """A statement of the handler failed, and the handler went on: everything was rolled back.
-
-    The cause of this error has no more to tell, but the server's log has.  Use a savepoint where an error is expected.
-    """
-
-    outcome, sqlstate = "handler_swallowed_error", "25P02"
+class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlstate="25P02"):
+    """A statement of the handler failed, and the handler went on: everything was rolled back.  Use a savepoint where an
+    error is expected; the server's log has the error."""
 
 
 class Refused(Exception):
@@ -126,9 +98,12 @@ class Refused(Exception):
         self.value = value
 
 
-_OUTCOMES: tuple[type[IdemError], ...] = (InProgress, TimedOut, Mismatch, Stale, Unknown, Invalid)
-BY_OUTCOME = {c.outcome: c for c in _OUTCOMES}
-BY_SQLSTATE = {c.sqlstate: c for c in (*_OUTCOMES, LeaseLost, TooLarge)}
+BY_OUTCOME: dict[str, type[IdemError]] = {
+    kind.outcome: kind for kind in IdemError.__subclasses__() if kind.status != 500 and kind is not CommitUnknown
+}
+BY_SQLSTATE: dict[str | None, type[IdemError]] = {
+    kind.sqlstate: kind for kind in (*BY_OUTCOME.values(), TooLarge) if kind is not Failed
+}
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -187,16 +162,11 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
     text = str(getattr(diag, "message_primary", None) or cause)
     detail = getattr(diag, "message_detail", None) or getattr(cause, "detail", None)
     if code in BY_SQLSTATE:
-        return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text, sqlstate=code)
+        return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text)
     if code == "25P02":
         return HandlerSwallowedError()
     if code == "3F000" or (code == "42883" and function in text):
-        return NotInstalled(
-            f"idem is not installed in schema {schema}: run python -m idem_pg install --schema {schema}", sqlstate=code
-        )
+        return NotInstalled(f"idem is not in schema {schema}: run python -m idem_pg install --schema {schema}")
     if code == "42501" and (function in text or f" {schema}" in text):
-        return NoRights(
-            f"{text}: let the owner of idem run SELECT {schema}.idem_grant('ROLE', 'app'), with the name of your role",
-            sqlstate=code,
-        )
+        return NoRights(f"{text}: let idem's owner run SELECT {schema}.idem_grant('ROLE', 'app'), with your role's name")
     return error

@@ -259,18 +259,10 @@ def incoming_of(request: Any) -> Incoming:
 
 
 def to_reply(out: Any) -> Reply:
-    """What a handler returned: a Reply, a response of the framework, or JSON."""
+    """What a handler returned: a Reply, or JSON."""
     if isinstance(out, Reply):
         return out
-    kinds = {c.__module__.split(".")[0] for c in type(out).__mro__}
-    if "starlette" in kinds and hasattr(out, "body"):
-        return Reply(out.status_code, [(k.decode("latin-1"), v.decode("latin-1")) for k, v in out.raw_headers], out.body)
-    if "werkzeug" in kinds:
-        return Reply(out.status_code, list(out.headers.items()), out.get_data())
-    if "django" in kinds and hasattr(out, "content"):
-        cookies = [("Set-Cookie", cookie.OutputString()) for cookie in out.cookies.values()]
-        return Reply(out.status_code, [*out.items(), *cookies], out.content)
-    check(out)  # a stream, for example, ends here
+    check(out)  # a response of the framework, for example, ends here
     return reply(200, out)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Union
 
-Duration = Union[float, str, timedelta]
+Duration = Union[float, timedelta]
 
 
 def check(value: Any, path: str = "$") -> None:
@@ -55,17 +54,5 @@ def loads(text: str | None) -> Any:
     return None if text is None else json.loads(text, parse_float=_float)
 
 
-UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
-
-
 def seconds(length: Duration) -> float:
-    """A number is seconds; a string is '30 s', '500 ms', '2 min' or '1 h'."""
-    if isinstance(length, timedelta):
-        return length.total_seconds()
-    if isinstance(length, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", length)
-        unit = (UNITS.get(match[2]) or UNITS.get(match[2].rstrip("s"))) if match else None
-        if match is None or unit is None:
-            raise ValueError(f"no length of time: {length!r}; write '30 s', '500 ms', '2 min' or '1 h'")
-        return float(match[1]) * unit
-    return float(length)
+    return length.total_seconds() if isinstance(length, timedelta) else float(length)
