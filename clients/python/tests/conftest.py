@@ -59,7 +59,7 @@ class Proxy:
                 server.connect(f"{self.target[0]}/.s.PGSQL.{self.target[1]}")
             else:
                 server = socket.create_connection(self.target)
-            state = {"cut": False}
+            state = {"cut": False, "ended": 0}
             threading.Thread(target=self.up, args=(client, server, state), daemon=True).start()
             threading.Thread(target=self.down, args=(client, server, state), daemon=True).start()
 
@@ -69,14 +69,13 @@ class Proxy:
                 self.times -= 1
                 self.cuts += 1
                 if self.when == "before":
-                    self.end(client, server)
-                    return
+                    break
                 state["cut"] = True
             try:
                 server.sendall(data)
             except OSError:
                 break
-        self.end(client, server)
+        self.end(state, client, server)
 
     def down(self, client, server, state):
         while data := self.receive(server):
@@ -86,7 +85,7 @@ class Proxy:
                 client.sendall(data)
             except OSError:
                 break
-        self.end(client, server)
+        self.end(state, client, server)
 
     @staticmethod
     def receive(one):
@@ -96,12 +95,15 @@ class Proxy:
             return b""
 
     @staticmethod
-    def end(*sockets):
+    def end(state, *sockets):
+        state["ended"] += 1
         for one in sockets:
             try:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+            if state["ended"] == 2:
+                one.close()
 
 
 class World:

@@ -147,11 +147,12 @@ class Core:
                 broken = False
                 if tx is not None:
                     broken = yield from self.abandon(tx, error)
-                if not isinstance(error, Exception) or not self.again(request, error, broken):
+                if not isinstance(error, Exception):
                     raise
-                if request.attempt >= request.attempts:
-                    request.spent = True
-                    if request.unanswered:
+                again = self.again(request, error, broken)
+                if not again or request.attempt >= request.attempts:
+                    request.spent = again
+                    if request.unanswered and (again or request.stage == "connect"):
                         raise CommitUnknown() from error
                     raise
             else:

@@ -98,12 +98,9 @@ class Refused(Exception):
         self.value = value
 
 
-BY_OUTCOME: dict[str, type[IdemError]] = {
-    kind.outcome: kind for kind in IdemError.__subclasses__() if kind.status != 500 and kind is not CommitUnknown
-}
-BY_SQLSTATE: dict[str | None, type[IdemError]] = {
-    kind.sqlstate: kind for kind in (*BY_OUTCOME.values(), TooLarge) if kind is not Failed
-}
+_KINDS: list[type[IdemError]] = [InProgress, TimedOut, Mismatch, Stale, Unknown, Invalid, LeaseLost, TooLarge]
+BY_OUTCOME = {kind.outcome: kind for kind in _KINDS}
+BY_SQLSTATE: dict[str | None, type[IdemError]] = {kind.sqlstate: kind for kind in _KINDS}
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
