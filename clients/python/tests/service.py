@@ -258,7 +258,8 @@ async def asynchronous():
     if DRIVER == "asyncpg":
         import asyncpg
 
-        pool = await asyncpg.create_pool(min_size=1, max_size=SIZE, timeout=10)
+        cache = {"statement_cache_size": 0} if os.environ.get("PGBOUNCER") else {}
+        pool = await asyncpg.create_pool(min_size=1, max_size=SIZE, timeout=10, **cache)
     else:
         import psycopg_pool
 

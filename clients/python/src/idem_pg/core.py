@@ -15,7 +15,7 @@ from . import errors
 from .drivers import MARK, Steps, driver_of
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost
 from .errors import Refused, TimedOut
-from .values import Duration, dumps, loads, seconds
+from .values import Duration, check, dumps, loads, seconds
 
 log = logging.getLogger("idem_pg")
 
@@ -49,19 +49,19 @@ class Request:
         self, user: object, id: object, scope: str, params: Any = None, wait: Duration | None = 0, attempts: int = 5,
         params_text: str | None = None,
     ) -> None:  # fmt: skip
-        for name, value in (("user", user), ("id", id), ("scope", scope)):
-            if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-                raise Invalid(f"{name} is {value!r}: it must be a str, an int or a UUID")
-            if not 0 < len(str(value).encode(errors="replace")) <= 255 and (value or name != "scope"):
-                raise Invalid(f"{name} has {len(str(value).encode(errors='replace'))} bytes: 1 to 255 are allowed")
-            if not str(value).isprintable() and ("\0" in str(value) or any("\ud800" <= c <= "\udfff" for c in str(value))):
-                raise Invalid(f"{name} has a character that text cannot hold")
-        self.key = (str(user), str(id), scope)
+        def name(what: str, value: object, least: int = 1) -> str:
+            size = len(str(value).encode(errors="replace"))
+            if isinstance(value, bool) or not isinstance(value, (str, int, UUID)) or not least <= size <= 255:
+                raise Invalid(f"{what} is {value!r}: it must be a str, an int or a UUID of {least} to 255 bytes")
+            check(str(value), what)
+            return str(value)
+
         try:
+            self.key = (name("user", user), name("id", id), name("scope", scope, 0))
             self.fingerprint = params_text if params_text or params is None else dumps(params)
             self.wait = None if wait is None else seconds(wait)
         except (TypeError, ValueError) as error:
-            raise Invalid(f"params or wait: {error}") from error
+            raise Invalid(str(error)) from error
         self.attempts = attempts
         # What has happened so far
         self.attempt, self.waited = 0, 0.0

@@ -206,10 +206,10 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     except IdemError as error:
         if error.outcome not in OUTCOMES or request.stage not in ("claim", "commit"):
             raise
-        if error.outcome == "invalid" and "scope" in str(error):
+        if error.outcome == "invalid" and str(error).startswith("scope"):
             raise
         kind, title = OUTCOMES[error.outcome]
-        return problem(error.status, kind, title, str(error), error.retryable)
+        return problem(error.status, kind, title, str(error).split("\n")[0], error.retryable)
     except Exception as error:
         if request.spent or (request.stage == "connect" and errors.of_driver(error)):
             return problem(503, "unavailable", "The database cannot be reached: send the same request again", None, True)

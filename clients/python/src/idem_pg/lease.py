@@ -171,7 +171,14 @@ class Lease:
     def _pause(self, seconds: float) -> Any:
         if not self._core.asynchronous:
             return self._wake.wait(seconds)
-        return asyncio.wait([asyncio.ensure_future(self._wake.wait())], timeout=seconds)
+
+        async def wait() -> None:
+            try:
+                await asyncio.wait_for(self._wake.wait(), seconds)
+            except asyncio.TimeoutError:
+                pass
+
+        return wait()
 
     def _start(self) -> None:
         if self._core.asynchronous:
@@ -216,6 +223,8 @@ def lease(
     if answer is not None:
         return answer
     mine = Lease(core, request, length, held[0], held[1], started[0] + length)
+    if time.monotonic() - started[0] > length / 3:  # the claim has waited for another holder
+        yield from mine._extend(None)
     mine._start()
     try:
         value = yield handler(mine)
