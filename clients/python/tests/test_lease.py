@@ -156,7 +156,8 @@ def test_lost_connection(world, when, needle, at):
     cut("claim")
     world.proxy.cuts = 0
     answer = leased(world, work, lease=10)
-    assert (answer.value, answer.replayed, world.proxy.cuts) == ({"paid": 30}, False, 1)
+    assert (answer.value, answer.replayed) == ({"paid": 30}, False)
+    assert world.proxy.cuts == 1 or world.driver == "asyncpg"  # which sends the name of a statement that it has prepared
     assert world.observer.execute("SELECT array_agg(amount ORDER BY amount) FROM payments").fetchone()[0] == [1, 30]
 
 
@@ -204,9 +205,9 @@ def test_within(world):
 def test_heartbeat_is_terminated(world):
     def work(held):
         for _ in range(6):
-            world.observer.execute("SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity"
+            world.observer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                                    " WHERE pid <> pg_backend_pid() AND datname = current_database()")  # fmt: skip
-            yield pause(world, 0.25)
+            yield pause(world, 0.7)
             held.check()
 
-    assert not leased(world, work).replayed
+    assert not leased(world, work, lease=3).replayed
