@@ -1,0 +1,344 @@
+"""What a call does, in steps (see drivers.py): claim, handler, result, COMMIT, and again if a connection was lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from . import errors
+from .drivers import MARK, Steps, driver_of
+from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost
+from .errors import Refused, TimedOut
+from .values import Duration, check, dumps, loads, seconds
+
+log = logging.getLogger("idem_pg")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`value`: what the handler returned, as jsonb holds it: without the order of keys.  `replayed`: an earlier
+    execution has stored it, which can be a lost attempt of this very call.  `expires_at`: remembered until then."""
+
+    value: Any
+    replayed: bool
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """What `on_outcome` is told of each once, call, within and lease.  outcome: `claimed` for an execution, `completed`
+    for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took."""
+
+    scope: str
+    outcome: str
+    replayed: bool
+    waited: float
+    attempts: int
+
+
+class Request:
+    """The arguments that name a request, and how the call goes about it."""
+
+    def __init__(
+        self, user: object, id: object, scope: str, params: Any = None, wait: Duration | None = 0, attempts: int = 5,
+        params_text: str | None = None,
+    ) -> None:  # fmt: skip
+        def name(what: str, value: object, least: int = 1) -> str:
+            size = len(str(value).encode(errors="replace"))
+            if isinstance(value, bool) or not isinstance(value, (str, int, UUID)) or not least <= size <= 255:
+                raise Invalid(f"{what} is {value!r}: it must be a str, an int or a UUID of {least} to 255 bytes")
+            check(str(value), what)
+            return str(value)
+
+        try:
+            self.key = (name("user", user), name("id", id), name("scope", scope, 0))
+            self.fingerprint = params_text if params_text or params is None else dumps(params)
+            self.wait = None if wait is None else seconds(wait)
+        except (TypeError, ValueError) as error:
+            raise Invalid(str(error)) from error
+        self.attempts = attempts
+        # What has happened so far
+        self.attempt, self.waited = 0, 0.0
+        self.stage = ""  # connect, claim, handler, commit: what is under way
+        self.lost = self.unanswered = self.spent = False
+
+    def claim(self) -> tuple[Any, ...]:
+        # The session of an attempt that was lost can hold the request for a moment yet.
+        wait = max(self.wait, 1.0) if self.lost and self.wait is not None else self.wait
+        return (*self.key, self.fingerprint, wait)
+
+
+class Core:
+    """The steps.  Idem and AsyncIdem run them."""
+
+    def __init__(
+        self, source: Any, asynchronous: bool, schema: str, on_outcome: Callable[[Event], object] | None
+    ) -> None:
+        self.driver, self.schema, self.on_outcome = driver_of(source, asynchronous), schema, on_outcome
+        self.asynchronous = asynchronous
+        s = '"' + schema.replace('"', '""') + '".idem_'
+        text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
+        wait = f"make_interval(secs => CAST({MARK} AS float8))"
+        token = f"CAST({MARK} AS bigint)"
+        claim = f"{text}, {text}, scope => {text}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
+        key = f"{text}, {text}, scope => {text}"
+        self.CLAIM = f"SELECT CAST(outcome AS text), CAST(result AS text), expires_at FROM {s}try_claim({claim})"
+        self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
+        self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
+        self.CALL = (
+            f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
+            f" arguments => {jsonb}, wait => {wait}) AS r"
+        )
+        self.RESULT = f"SELECT CAST({s}result({key}) AS text)"
+        self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
+        self.FORGET = f"SELECT {s}forget({key})"
+        self.LOOKUP = (
+            "SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
+            f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})"
+        )
+        # One row, so that all drivers need but one way to fetch
+        self.LAPSED = (
+            "SELECT array_agg(l.scope), array_agg(l.user_id), array_agg(l.request_id), array_agg(l.status),"
+            " array_agg(l.lease_until), array_agg(CAST(l.progress AS text))"
+            f" FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
+        )
+        self.LEASE = (
+            "SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
+            f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})"
+        )
+        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
+        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text)"
+        self.RELEASE = f"SELECT {s}release({key}, token => {token})"
+        self.UNTIL = f"SELECT CAST(lease_until AS text) FROM {s}lookup({key})"
+
+    def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
+        """A statement of ours: its errors become this package's."""
+        try:
+            return (yield from steps)
+        except Exception as error:
+            translated = errors.translated(error, self.schema, function)
+            if translated is error:
+                raise
+            raise translated from error
+
+    def settle(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
+        """Stores the outcome of a handler, and commits."""
+        try:
+            return (yield from self.ask(self.driver.finish(tx, sql, args)))
+        except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
+            raise HandlerEndedTransaction() from error
+
+    def repeat(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        """Runs the body with a connection: again after a conflict or a lost connection, while attempts are left."""
+        driver = self.driver
+        while True:
+            request.attempt += 1
+            request.stage, tx = "connect", None
+            try:
+                tx = yield from driver.acquire()
+                answer = yield from body(tx)
+            except BaseException as error:
+                broken = False
+                if tx is not None:
+                    broken = yield from self.abandon(tx, error)
+                if not isinstance(error, Exception):
+                    raise
+                again = self.again(request, error, broken)
+                if not again or request.attempt >= request.attempts:
+                    request.spent = again
+                    if request.unanswered and (again or request.stage == "connect"):
+                        raise CommitUnknown() from error
+                    raise
+            else:
+                try:
+                    yield from driver.release(tx, False)
+                except Exception:  # it is committed, so this is no error of the call
+                    log.warning("a connection could not be given back", exc_info=True)
+                return answer
+            if request.lost:
+                try:
+                    yield from driver.renew()
+                except Exception:
+                    log.debug("the pool could not be checked", exc_info=True)
+            yield driver.sleep(random.uniform(0, min(2, 0.05 * 2**request.attempt)))
+
+    def again(self, request: Request, error: Exception, broken: bool) -> bool:
+        """Whether another attempt may succeed.  An error that the handler made itself never counts."""
+        if request.stage == "connect":
+            name = type(error).__name__
+            request.lost = request.lost or errors.lost(error, False)
+            return errors.lost(error, name not in ("PoolTimeout", "PoolClosed", "TooManyRequests", "InterfaceError")
+                               and errors.sqlstate(error) is None)  # fmt: skip
+        if request.stage == "claim" and isinstance(error, (InProgress, TimedOut)):
+            return request.lost
+        if errors.conflict(error):
+            return True
+        if errors.lost(error, broken):
+            request.lost = True
+            request.unanswered = request.unanswered or request.stage == "commit"
+            return True
+        return False
+
+    def abandon(self, tx: Any, error: BaseException) -> Steps[bool]:
+        """Rolls back and gives the connection back.  True: it is lost.  What interrupts a driver (a cancelled task)
+        leaves the connection in a state that nobody knows, so it is closed then."""
+        broken = not isinstance(error, Exception) or self.driver.closed(tx)
+        try:
+            if not broken:
+                yield from self.driver.rollback(tx)
+        except Exception:
+            broken = True
+        try:
+            if not isinstance(error, GeneratorExit):
+                yield from self.driver.release(tx, broken)
+        except Exception:
+            log.debug("a connection could not be given back", exc_info=True)
+        return broken
+
+    def outcome(self, row: Any, request: Request) -> Answer | None:
+        """None: claimed.  Any outcome but a stored answer is raised."""
+        outcome, result, expires = row[:3]
+        if outcome == "claimed":
+            request.unanswered = False
+            return None
+        if outcome == "completed":
+            return Answer(loads(result), True, expires)
+        if outcome == "failed":
+            raise Failed(loads(result))
+        raise errors.BY_OUTCOME[outcome]()
+
+    def claimed(self, request: Request, steps: Steps[Any]) -> Steps[Any]:
+        request.stage, before = "claim", time.monotonic()
+        try:
+            return (yield from self.ask(steps))
+        finally:
+            request.waited += time.monotonic() - before
+
+    def once(self, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
+        driver = self.driver
+
+        def body(tx: Any) -> Steps[Answer | Failed]:
+            row = yield from self.claimed(request, driver.begin(tx, self.CLAIM, request.claim()))
+            answer = self.outcome(row, request)
+            if answer is not None:
+                try:
+                    yield from driver.rollback(tx)
+                except Exception:  # the answer is known
+                    log.debug("ROLLBACK after a replay failed", exc_info=True)
+                return answer
+            request.stage = "handler"
+            refused = False
+            try:
+                value = yield from handler(tx)
+            except Refused as refusal:
+                value, refused = refusal.value, True
+            text = dumps(value)
+            request.stage = "commit"
+            yield from self.settle(tx, self.FAIL if refused else self.COMPLETE, (*request.key, text, None))
+            return Failed(loads(text), replayed=False) if refused else Answer(loads(text), False, row[2])
+
+        answer = yield from self.repeat(request, body)
+        if isinstance(answer, Failed):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def plain(self, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        """The handler in a transaction without a claim: a lost COMMIT cannot be repeated."""
+
+        def body(tx: Any) -> Steps[Any]:
+            yield from self.driver.begin(tx, "SELECT 1", ())
+            request.stage = "handler"
+            value = yield from handler(tx)
+            request.stage = "commit"
+            request.attempts = request.attempt
+            yield from self.driver.finish(tx, "SELECT 1", ())
+            return value
+
+        return (yield from self.repeat(request, body))
+
+    def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
+        """Claim, handler and result in the caller's transaction, behind a savepoint."""
+        driver = driver_of(tx, self.asynchronous)
+        try:
+            savepoint = yield from driver.savepoint(tx)
+        except Exception as error:
+            if errors.sqlstate(error) == "25P01":
+                raise Invalid("within() needs a transaction that you have begun, and that you commit") from error
+            raise
+        try:
+            row = yield from self.claimed(request, driver.query(tx, self.CLAIM, request.claim()))
+            answer = self.outcome(row, request)
+            if answer is None:
+                value = yield from handler(tx)
+                text = dumps(value)
+                yield from self.ask(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
+                answer = Answer(loads(text), False, row[2])
+        except BaseException:
+            try:
+                yield from driver.end(tx, savepoint, True)
+            except Exception:  # the connection is lost, or the whole transaction has failed
+                log.debug("ROLLBACK TO SAVEPOINT failed", exc_info=True)
+            raise
+        yield from driver.end(tx, savepoint, False)
+        return answer
+
+    def statement(self, request: Request, sql: str, args: Sequence[Any], writes: bool = False) -> Steps[Any]:
+        """One statement that commits by itself; returns its first row."""
+
+        def body(tx: Any) -> Steps[Any]:
+            request.stage = "commit" if writes else "read"
+            return (yield from self.ask(self.driver.query(tx, sql, args), "idem_"))
+
+        return (yield from self.repeat(request, body))
+
+    def call(self, request: Request, function: str, arguments: Any) -> Steps[Answer]:
+        try:
+            text = dumps(arguments)
+        except TypeError as error:
+            raise Invalid(f"arguments: {error}") from error
+
+        def body(tx: Any) -> Steps[Any]:
+            request.stage, before = "claim", time.monotonic()
+            try:
+                wait = request.claim()[-1]
+                row = yield from self.driver.query(tx, self.CALL, (*request.key, function, text, wait))
+            except Exception as error:
+                if errors.sqlstate(error) == "ID417":
+                    row = yield from self.driver.query(tx, self.RESULT, request.key)
+                    raise Failed(loads(row[0])) from error
+                # An answer of the function itself comes through; so does a function that is missing.
+                translated = errors.translated(error, self.schema, "idem_call")
+                if translated is not error:
+                    raise translated from error
+                if errors.lost(error, self.driver.closed(tx)):
+                    request.stage = "commit"  # the statement may have been executed
+                raise
+            finally:
+                request.waited += time.monotonic() - before
+            return row
+
+        row = yield from self.repeat(request, body)
+        return Answer(loads(row[0]), row[1] == "completed")
+
+    def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:
+        """The steps, of which `on_outcome` is told."""
+        outcome, replayed = "error", False
+        try:
+            answer = yield from steps
+            outcome, replayed = "completed" if answer.replayed else "claimed", answer.replayed
+            return answer
+        except IdemError as error:
+            outcome, replayed = error.outcome, getattr(error, "replayed", False)
+            raise
+        finally:
+            if self.on_outcome is not None:
+                try:
+                    self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt))
+                except Exception:
+                    log.exception("on_outcome has failed")

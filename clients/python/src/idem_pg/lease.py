@@ -1,0 +1,235 @@
+"""Leases: work that is not one transaction, with a heartbeat, fenced transactions and a settlement."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .core import Answer, Core, Request, log
+from .drivers import Steps, arun, run
+from .errors import Failed, LeaseLost, Refused
+from .values import dumps, loads
+
+
+class Lease:
+    """What the handler of `lease` gets.  With AsyncIdem, `record`, `transaction`, `settle` and `nothing_happened` are
+    awaited.
+
+    The heartbeat renews the lease at a third of its length, but not in a fenced transaction: nobody can take the
+    request over as long as that lasts.  An error of the handler leaves the lease to lapse.
+    """
+
+    def __init__(self, core: Core, request: Request, length: float, token: int, previous: Any, ends: float) -> None:
+        self.previous = previous
+        """The progress that a holder before this one had recorded; None for the first holder."""
+        self._core, self._of, self._length, self._token, self._ends = core, request, length, token, ends
+        self._fenced = self._lost = self._stopped = False
+        self._run: Callable[[Steps[Any]], Any] = arun if core.asynchronous else run
+        self._answer: Answer | None = None
+        self._wake: Any = asyncio.Event() if core.asynchronous else threading.Event()
+        self._heart: Any = None
+
+    def remaining(self) -> float:
+        """Seconds until the handler must have stopped: a tenth before the lease ends.  0: it is lost."""
+        return 0.0 if self._lost else max(0.0, self._ends - self._length / 10 - time.monotonic())
+
+    def check(self) -> None:
+        """Raises LeaseLost if the lease is lost, or is about to end.  Call it before each step."""
+        if not self.remaining():
+            raise LeaseLost()
+
+    def record(self, progress: Any) -> Any:
+        """Stores the progress for a successor, and renews the lease."""
+        return self._run(self._extend(dumps(progress)))
+
+    def transaction(self, handler: Callable[[Any], Any]) -> Any:
+        """Runs handler(tx) in a transaction that is committed only if the lease is still held; returns its value.
+        Again after a conflict or a lost connection; also if COMMIT was not answered, unless it was executed."""
+        return self._run(self._transaction(handler))
+
+    def settle(self, value: Any = None, handler: Callable[[Any], Any] | None = None) -> Any:
+        """Runs handler(tx) in a fenced transaction that also stores the value and ends the request.  Without a call of
+        it, the value that the handler of the lease returns is settled."""
+        return self._run(self._settle(value, handler))
+
+    def nothing_happened(self) -> Any:
+        """Gives the request up, because nothing was done, or all was undone: another one may execute it at once."""
+        return self._run(self._release())
+
+    def _request(self) -> Request:
+        return Request(*self._of.key, attempts=self._of.attempts)
+
+    @property
+    def _held(self) -> tuple[Any, ...]:
+        return (*self._of.key, self._token)
+
+    def _extend(self, progress: str | None) -> Steps[None]:
+        before = time.monotonic()  # the server counts from later on
+        args = (*self._held, self._length, progress)
+        try:
+            yield from self._core.statement(self._request(), self._core.EXTEND, args, writes=True)
+        except LeaseLost:
+            self._lost = True
+            raise
+        self._ends = before + self._length
+
+    def _transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
+        core, request = self._core, self._request()
+        tried: list[Any] = []  # of an attempt whose COMMIT was sent: the end of the lease that it wrote, and the value
+
+        def body(tx: Any) -> Steps[Any]:
+            request.stage, before = "claim", time.monotonic()
+            yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+            if tried:
+                row = yield from core.ask(core.driver.query(tx, core.UNTIL, request.key))
+                if row is not None and row[0] == tried[0]:
+                    yield from core.driver.rollback(tx)
+                    return tried[1]
+                request.unanswered = False
+            row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
+            request.stage = "handler"
+            value = yield handler(tx)
+            if time.monotonic() - before > self._length / 3:  # the lease must not end with this transaction
+                before = time.monotonic()
+                row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
+            request.stage, tried[:] = "commit", [row[0], value]
+            yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
+            self._ends = before + self._length
+            return value
+
+        return (yield from self._guarded(request, body))
+
+    def _settle(self, value: Any, handler: Callable[[Any], Any] | None) -> Steps[Answer]:
+        core, request = self._core, self._request()
+        done = [core.COMPLETE, dumps(value)]
+
+        def body(tx: Any) -> Steps[None]:
+            request.stage = "claim"
+            try:
+                yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+            except LeaseLost:
+                if not request.unanswered:
+                    raise
+                # Settled already.  By the attempt whose answer was lost?  Then the server takes the repeat.
+                yield from core.driver.rollback(tx)
+                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._token)))
+                return
+            request.stage, request.unanswered = "handler", False
+            done[:] = [core.COMPLETE, dumps(value)]
+            try:
+                if handler is not None:
+                    yield handler(tx)
+            except Refused as refusal:
+                done[:] = [core.FAIL, dumps(refusal.value)]
+            request.stage = "commit"
+            yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._token)))
+
+        yield from self._guarded(request, body)
+        self._stop()
+        if done[0] == core.FAIL:
+            raise Failed(loads(done[1]), replayed=False)
+        self._answer = Answer(loads(done[1]), False)
+        return self._answer
+
+    def _guarded(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        self._fenced = True
+        try:
+            return (yield from self._core.repeat(request, body))
+        except LeaseLost:
+            self._lost = True
+            raise
+        finally:
+            self._fenced = False
+
+    def _release(self) -> Steps[None]:
+        yield from self._core.statement(self._request(), self._core.RELEASE, self._held, writes=True)
+        self._stop()
+
+    # ----- heartbeat -----
+
+    def _beats(self) -> Steps[None]:
+        pause = self._length / 3
+        while True:
+            yield self._pause(pause)
+            if self._stopped:
+                return
+            pause = self._length / 3
+            if self._fenced:
+                pause = self._length / 10
+                continue
+            try:
+                yield from self._extend(None)
+            except LeaseLost:  # also if a settlement has just ended the request
+                return
+            except Exception:
+                log.warning("a lease could not be renewed; trying again", exc_info=True)
+                pause = self._length / 20
+
+    def _pause(self, seconds: float) -> Any:
+        if not self._core.asynchronous:
+            return self._wake.wait(seconds)
+
+        async def wait() -> None:
+            try:
+                await asyncio.wait_for(self._wake.wait(), seconds)
+            except asyncio.TimeoutError:
+                pass
+
+        return wait()
+
+    def _start(self) -> None:
+        if self._core.asynchronous:
+            self._heart = asyncio.ensure_future(arun(self._beats()))
+        else:
+            self._heart = threading.Thread(target=run, args=(self._beats(),), daemon=True)
+            self._heart.start()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+
+def lease(
+    core: Core, request: Request, length: float, progress: Any, handler: Callable[[Lease], Any]
+) -> Steps[Answer]:
+    """Claims with a lease and runs the handler; or returns the stored result."""
+    text = None if progress is None else dumps(progress)
+    held: list[Any] = []  # token and progress of a claim whose COMMIT was sent
+    started = [0.0]
+
+    def body(tx: Any) -> Steps[Answer | None]:
+        started[0] = time.monotonic()
+        if held:
+            try:
+                args = (*request.key, held[0], length, None)
+                yield from core.claimed(request, core.driver.query(tx, core.EXTEND, args))
+                return None
+            except LeaseLost:
+                pass  # it was not committed
+        row = yield from core.claimed(request, core.driver.begin(tx, core.LEASE, (*request.claim(), length, text)))
+        answer = core.outcome(row, request)
+        if answer is not None:
+            yield from core.driver.rollback(tx)
+            return answer
+        held[:] = [row[4], loads(row[3])]
+        request.stage = "commit"
+        yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
+        return None
+
+    answer: Answer | None = yield from core.repeat(request, body)
+    if answer is not None:
+        return answer
+    mine = Lease(core, request, length, held[0], held[1], started[0] + length)
+    if time.monotonic() - started[0] > length / 3:  # the claim has waited for another holder
+        yield from mine._extend(None)
+    mine._start()
+    try:
+        value = yield handler(mine)
+        if not mine._stopped:
+            yield from mine._settle(value, None)
+    finally:
+        mine._stop()
+    return mine._answer or Answer(loads(dumps(value)), False)

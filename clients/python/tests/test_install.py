@@ -1,0 +1,93 @@
+"""install, check, sql, migrate; the fixtures for users; the package in an empty environment."""
+
+import os
+import subprocess
+import sys
+import venv
+
+import psycopg
+import psycopg_pool
+import pytest
+from conftest import DATABASES
+
+import idem_pg
+from idem_pg import __main__ as tool
+from idem_pg.pytest_plugin import Faults
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+needs_sql = pytest.mark.skipif(
+    not os.path.exists(os.path.join(HERE, "src/idem_pg/idem-portable-plain.sql")), reason="run make clients first")
+
+
+@pytest.fixture
+def empty(monkeypatch):
+    with psycopg.connect(dbname=DATABASES[0], autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS idem_python_empty WITH (FORCE)")
+        connection.execute("CREATE DATABASE idem_python_empty")
+        monkeypatch.setenv("PGDATABASE", "idem_python_empty")
+        yield
+        connection.execute("DROP DATABASE idem_python_empty WITH (FORCE)")
+
+
+@needs_sql
+def test_install_and_check(empty, capsys):
+    assert tool.main(["check", "--schema", "my idem"]) == 1
+    assert "MEND idem: not in schema my idem" in capsys.readouterr().out
+    for _ in range(2):
+        assert tool.main(["install", "--schema", "my idem", "--grant", "pg_read_all_data"]) == 0
+    capsys.readouterr()
+    tool.main(["check", "--schema", "my idem"])
+    lines = capsys.readouterr().out
+    assert "ok   edition: portable" in lines and "ok   version: 1.0.0" in lines and "ok   rights" in lines
+    with psycopg.connect() as connection:
+        before = connection.execute("SHOW search_path").fetchone()
+        tool.migrate(connection, "my idem", ["pg_monitor"])
+        assert connection.execute("SHOW search_path").fetchone() == before
+    assert idem_pg.Idem(psycopg.connect, "my idem").once(lambda tx: 1, user="anna", id="1").value == 1
+
+
+def test_check_of_the_database_of_the_tests(monkeypatch, capsys):
+    for database in DATABASES:
+        assert tool.main(["check", "--dsn", f"dbname={database}"]) in (0, 1)
+        assert "ok   version: 1.0.0, client 1.0.0" in capsys.readouterr().out
+    assert tool.main(["check", "--dsn", "host=/nowhere"]) == 2
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_faults(database):
+    with psycopg_pool.ConnectionPool(f"dbname={database}", min_size=1, max_size=4) as pool:
+        idem = idem_pg.Idem(pool)
+        faults = Faults(idem)
+        key = os.urandom(8).hex()
+
+        def once(id):
+            return idem.once(lambda tx: 5, user="anna", id=key + id, wait=5)
+
+        faults.lose_commit("before")
+        assert not once("a").replayed
+        faults.lose_commit("after")
+        assert once("b").replayed
+        faults.fail("40001")
+        assert not once("c").replayed
+        assert faults.executed_once(lambda: once("d")) == 5
+        faults.hold("anna", key + "e")
+        with pytest.raises(idem_pg.InProgress):
+            idem.once(lambda tx: 5, user="anna", id=key + "e")
+        faults.lapse("anna", key + "f", progress={"step": 1})
+        assert idem.lease(lambda held: held.previous, user="anna", id=key + "f").value == {"step": 1}
+
+
+@needs_sql
+def test_wheel_in_an_empty_environment(tmp_path):
+    source = tmp_path / "source"
+    subprocess.run(["cp", "-r", HERE, str(source)], check=True)
+    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)],
+                   check=True, capture_output=True)  # fmt: skip
+    (wheel,) = tmp_path.glob("idem_pg-1.0.0-*.whl")
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = str(tmp_path / "empty/bin/python")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", str(wheel)], check=True)
+    code = "import idem_pg, importlib.resources as r; assert (r.files('idem_pg') / 'py.typed').is_file()"
+    subprocess.run([python, "-c", code], check=True, cwd=tmp_path)
+    text = subprocess.run([python, "-m", "idem_pg", "sql"], check=True, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "idem_try_claim" in text
