@@ -1,0 +1,151 @@
+"""Throwaway clusters, in a folder that is removed at the end: a primary, its synchronous standby, PgBouncer."""
+
+import contextlib
+import os
+import pathlib
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+
+import psycopg
+
+TABLES = """
+CREATE TABLE payments (id bigserial PRIMARY KEY, reference text, user_id text, amount int);
+CREATE TABLE provider_calls (id bigserial, reference text);
+CREATE FUNCTION pay(reference text, amount int) RETURNS jsonb LANGUAGE sql AS $$
+    INSERT INTO payments (reference, amount) VALUES ($1, $2);
+    SELECT jsonb_build_object('paid', $2);
+$$;
+GRANT SELECT, INSERT ON payments, provider_calls TO shop;
+GRANT USAGE ON SEQUENCE payments_id_seq, provider_calls_id_seq TO shop;
+"""
+
+
+def wait_until(condition, what, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f'{what}: not within {seconds} s')
+        time.sleep(0.01)
+    return value
+
+
+def bindir():
+    """Of PG_CONFIG, else of the newest of Debian's servers."""
+    found = sorted(pathlib.Path('/usr/lib/postgresql').glob('*/bin/pg_config'), key=lambda path: float(path.parts[4]))
+    command = os.environ.get('PG_CONFIG') or (str(found[-1]) if found else 'pg_config')
+    return subprocess.run([command, '--bindir'], check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Server:
+    """One data folder.  A server refuses to run as root: then it runs as postgres."""
+
+    def __init__(self, room, number):
+        self.room, self.number = room, number
+        self.data, self.log = room.path / f'data{number}', room.path / f'log{number}'
+        self.socket = str(room.path / f'.s.PGSQL.{number}')
+
+    def pg_ctl(self, *arguments):
+        self.room.run('pg_ctl', '-D', self.data, '-l', self.log, '-t', 120, '-s', '-w', *arguments)
+
+    def connect(self, dbname='conformance', user='postgres', **more):
+        return psycopg.connect(host=str(self.room.path), port=self.number, dbname=dbname, user=user, autocommit=True, **more)
+
+    def configure(self, *settings):
+        with open(self.data / 'postgresql.conf', 'a', encoding='ascii') as file:
+            file.write(''.join(f'{setting}\n' for setting in settings))
+
+    def make(self, edition, schema):
+        self.room.run('initdb', '-D', self.data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C.UTF-8', '--no-sync')
+        self.configure("listen_addresses = ''", f"unix_socket_directories = '{self.room.path}'", f'port = {self.number}', 'fsync = off',
+                       'wal_keep_size = 64MB', 'max_connections = 200', *(["shared_preload_libraries = 'idem'"] if edition == 'idem' else []))
+        self.pg_ctl('start')
+        with self.connect('postgres') as connection:
+            connection.execute('CREATE ROLE shop LOGIN')
+            connection.execute('CREATE DATABASE conformance')
+        with self.connect() as connection:
+            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+            connection.execute(f'CREATE EXTENSION {edition} SCHEMA "{schema}"')
+            connection.execute(f'SET search_path = "{schema}", public')
+            connection.execute("SELECT idem_grant('shop', 'app')")
+
+    def follow(self, primary):
+        """Becomes the synchronous standby of the primary."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.room.run('pg_basebackup', '-h', self.room.path, '-p', primary.number, '-U', 'postgres', '-D', self.data, '-R', '-c', 'fast', '--no-sync')
+        self.configure(f'port = {self.number}', "synchronous_standby_names = ''")
+        (self.data / 'postgresql.auto.conf').write_text(
+            '\n'.join(line for line in (self.data / 'postgresql.auto.conf').read_text().splitlines() if 'synchronous' not in line) + '\n')
+        self.pg_ctl('start')
+        with primary.connect() as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute('SELECT pg_reload_conf()')
+            wait_until(lambda: connection.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()[0],
+                       'a synchronous standby')
+
+    def promote(self):
+        self.pg_ctl('promote')
+
+
+class Room:
+    """The folder, and what runs in it."""
+
+    def __init__(self):
+        self.bindir = bindir()
+        self.user = 'postgres' if os.getuid() == 0 else None
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix='conformance.'))
+        self.path.chmod(0o755)
+        if self.user:
+            os.chown(self.path, pwd.getpwnam(self.user).pw_uid, -1)
+        self.bouncer = None
+
+    def run(self, program, *arguments):
+        done = subprocess.run([f'{self.bindir}/{program}', *map(str, arguments)], user=self.user, cwd=self.path, text=True, stdin=subprocess.DEVNULL,
+                              stdout=open(self.path / 'out', 'w+', encoding='utf-8'), stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            raise RuntimeError(f'{program} failed:\n' + (self.path / 'out').read_text())
+
+    @contextlib.contextmanager
+    def pgbouncer(self, host, port, pool_size):
+        """In transaction mode; yields its port."""
+        with socket.create_server(('127.0.0.1', 0)) as free:
+            own = free.getsockname()[1]
+        config = self.path / 'pgbouncer.ini'
+        config.write_text(f"""
+[databases]
+* = host={host} port={port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {own}
+unix_socket_dir =
+auth_type = trust
+auth_file = {self.path}/users
+pool_mode = transaction
+default_pool_size = {pool_size}
+ignore_startup_parameters = extra_float_digits
+server_login_retry = 0
+""")
+        (self.path / 'users').write_text('"shop" ""\n')
+        program = shutil.which('pgbouncer') or '/usr/sbin/pgbouncer'
+        with open(self.path / 'pgbouncer.log', 'w', encoding='utf-8') as log:
+            process = subprocess.Popen([program, '-q', config], user=self.user, stdout=log, stderr=log)
+
+        def answers():
+            with contextlib.suppress(psycopg.Error):
+                return not psycopg.connect(host='127.0.0.1', port=own, user='shop', dbname='conformance', connect_timeout=5).close()
+        try:
+            wait_until(answers, 'PgBouncer')
+            yield own
+        finally:
+            process.terminate()
+            process.wait()
+
+    def close(self):
+        for data in self.path.glob('data*'):
+            if (data / 'postmaster.pid').exists():
+                with contextlib.suppress(RuntimeError):
+                    self.run('pg_ctl', '-D', data, '-s', '-m', 'immediate', 'stop')
+        shutil.rmtree(self.path, ignore_errors=True)
