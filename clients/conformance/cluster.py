@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -13,14 +14,14 @@ import time
 import psycopg
 
 TABLES = """
-CREATE TABLE payments (id bigserial PRIMARY KEY, reference text, user_id text, amount int);
-CREATE TABLE provider_calls (id bigserial, reference text);
-CREATE FUNCTION pay(reference text, amount int) RETURNS jsonb LANGUAGE sql AS $$
-    INSERT INTO payments (reference, amount) VALUES ($1, $2);
+CREATE TABLE public.payments (id bigserial PRIMARY KEY, reference text, user_id text, amount int);
+CREATE TABLE public.provider_calls (id bigserial, reference text);
+CREATE FUNCTION public.pay(reference text, amount int) RETURNS jsonb LANGUAGE sql AS $$
+    INSERT INTO public.payments (reference, amount) VALUES ($1, $2);
     SELECT jsonb_build_object('paid', $2);
 $$;
-GRANT SELECT, INSERT ON payments, provider_calls TO shop;
-GRANT USAGE ON SEQUENCE payments_id_seq, provider_calls_id_seq TO shop;
+GRANT SELECT, INSERT ON public.payments, public.provider_calls TO shop;
+GRANT USAGE ON SEQUENCE public.payments_id_seq, public.provider_calls_id_seq TO shop;
 """
 
 
@@ -38,6 +39,26 @@ def bindir():
     found = sorted(pathlib.Path('/usr/lib/postgresql').glob('*/bin/pg_config'), key=lambda path: float(path.parts[4]))
     command = os.environ.get('PG_CONFIG') or (str(found[-1]) if found else 'pg_config')
     return subprocess.run([command, '--bindir'], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def free_port():
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        return free.getsockname()[1]
+
+
+def prepare(connection, edition, schema):
+    """What the service needs in its database; and idem, where it is not installed."""
+    def value(query):
+        return connection.execute(query).fetchone()[0]
+    if not value("SELECT count(*) FROM pg_roles WHERE rolname = 'shop'"):
+        connection.execute('CREATE ROLE shop LOGIN')
+    if not value("SELECT count(*) FROM pg_proc WHERE proname = 'idem_version'"):
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        connection.execute(f'CREATE EXTENSION {edition} SCHEMA "{schema}"')
+    connection.execute(f'SET search_path = "{schema}", public')
+    connection.execute("SELECT idem_grant('shop', 'app')")
+    if not value("SELECT to_regclass('public.payments')"):
+        connection.execute(TABLES)
 
 
 class Server:
@@ -58,19 +79,13 @@ class Server:
         with open(self.data / 'postgresql.conf', 'a', encoding='ascii') as file:
             file.write(''.join(f'{setting}\n' for setting in settings))
 
-    def make(self, edition, schema):
+    def make(self, edition):
         self.room.run('initdb', '-D', self.data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C.UTF-8', '--no-sync')
         self.configure("listen_addresses = ''", f"unix_socket_directories = '{self.room.path}'", f'port = {self.number}', 'fsync = off',
                        'wal_keep_size = 64MB', 'max_connections = 200', *(["shared_preload_libraries = 'idem'"] if edition == 'idem' else []))
         self.pg_ctl('start')
         with self.connect('postgres') as connection:
-            connection.execute('CREATE ROLE shop LOGIN')
             connection.execute('CREATE DATABASE conformance')
-        with self.connect() as connection:
-            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-            connection.execute(f'CREATE EXTENSION {edition} SCHEMA "{schema}"')
-            connection.execute(f'SET search_path = "{schema}", public')
-            connection.execute("SELECT idem_grant('shop', 'app')")
 
     def follow(self, primary):
         """Becomes the synchronous standby of the primary."""
@@ -86,9 +101,6 @@ class Server:
             wait_until(lambda: connection.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()[0],
                        'a synchronous standby')
 
-    def promote(self):
-        self.pg_ctl('promote')
-
 
 class Room:
     """The folder, and what runs in it."""
@@ -100,7 +112,6 @@ class Room:
         self.path.chmod(0o755)
         if self.user:
             os.chown(self.path, pwd.getpwnam(self.user).pw_uid, -1)
-        self.bouncer = None
 
     def run(self, program, *arguments):
         done = subprocess.run([f'{self.bindir}/{program}', *map(str, arguments)], user=self.user, cwd=self.path, text=True, stdin=subprocess.DEVNULL,
@@ -109,14 +120,13 @@ class Room:
             raise RuntimeError(f'{program} failed:\n' + (self.path / 'out').read_text())
 
     @contextlib.contextmanager
-    def pgbouncer(self, host, port, pool_size):
-        """In transaction mode; yields its port."""
-        with socket.create_server(('127.0.0.1', 0)) as free:
-            own = free.getsockname()[1]
+    def pgbouncer(self, port):
+        """In transaction mode, with three connections to 127.0.0.1, port; yields its own port."""
+        own = free_port()
         config = self.path / 'pgbouncer.ini'
         config.write_text(f"""
 [databases]
-* = host={host} port={port}
+* = host=127.0.0.1 port={port}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {own}
@@ -124,7 +134,7 @@ unix_socket_dir =
 auth_type = trust
 auth_file = {self.path}/users
 pool_mode = transaction
-default_pool_size = {pool_size}
+default_pool_size = 3
 ignore_startup_parameters = extra_float_digits
 server_login_retry = 0
 """)
@@ -142,6 +152,11 @@ server_login_retry = 0
         finally:
             process.terminate()
             process.wait()
+
+    def faults(self):
+        """Lines of the servers' logs that no test may cause."""
+        logs = ''.join(log.read_text() for log in self.path.glob('log*'))
+        return '\n'.join(line for line in logs.splitlines() if re.search('was terminated by signal|TRAP:|PANIC:|WARNING:.* (leak|not closed)', line))
 
     def close(self):
         for data in self.path.glob('data*'):

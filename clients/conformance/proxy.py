@@ -25,8 +25,8 @@ def cut(link):
 class Watch:
     """Follows one connection.  action(link) is called once, at message `at`, in the thread that passes it on."""
 
-    def __init__(self, at, when, action, new, every):
-        self.at, self.when, self.action, self.new, self.every = at, when, action, new, every
+    def __init__(self, at, when, action, new, every, kinds):
+        self.at, self.when, self.action, self.new, self.every, self.kinds = at, when, action, new, every, kinds
         self.link, self.messages, self.hit = None, [], threading.Event()
 
     def count(self, link, side, message):
@@ -37,7 +37,10 @@ class Watch:
             self.link = link
         if self.link is not link and not (self.every and self.link):
             return None
-        self.messages.append(f'{side} {describe(side, message)}')
+        text = f'{side} {describe(side, message)}'
+        if self.kinds and not text.startswith(self.kinds):
+            return None
+        self.messages.append(text)
         return len(self.messages) - 1
 
 
@@ -158,9 +161,10 @@ class Proxy:
         server.connect(self.server)
         return server
 
-    def watch(self, at=None, when='before', action=cut, new=False, every=False):
-        """new: counts from the first message of a connection that is not made yet; every: on all connections."""
-        self.watched = Watch(at, when, action, new, every)
+    def watch(self, at=None, when='before', action=cut, new=False, every=False, kinds=None):
+        """new: counts from the first message of a connection that is not made yet; every: on all connections; kinds:
+        only messages that begin so."""
+        self.watched = Watch(at, when, action, new, every, kinds)
         return self.watched
 
     def cut_all(self):
