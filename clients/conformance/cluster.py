@@ -72,8 +72,8 @@ class Server:
     def pg_ctl(self, *arguments):
         self.room.run('pg_ctl', '-D', self.data, '-l', self.log, '-t', 120, '-s', '-w', *arguments)
 
-    def connect(self, dbname='conformance', user='postgres', **more):
-        return psycopg.connect(host=str(self.room.path), port=self.number, dbname=dbname, user=user, autocommit=True, **more)
+    def connect(self, dbname='conformance'):
+        return psycopg.connect(host=str(self.room.path), port=self.number, dbname=dbname, user='postgres', autocommit=True)
 
     def configure(self, *settings):
         with open(self.data / 'postgresql.conf', 'a', encoding='ascii') as file:
@@ -91,15 +91,14 @@ class Server:
         """Becomes the synchronous standby of the primary."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.room.run('pg_basebackup', '-h', self.room.path, '-p', primary.number, '-U', 'postgres', '-D', self.data, '-R', '-c', 'fast', '--no-sync')
-        self.configure(f'port = {self.number}', "synchronous_standby_names = ''")
-        (self.data / 'postgresql.auto.conf').write_text(
-            '\n'.join(line for line in (self.data / 'postgresql.auto.conf').read_text().splitlines() if 'synchronous' not in line) + '\n')
+        self.configure(f'port = {self.number}')
+        settings = self.data / 'postgresql.auto.conf'
+        settings.write_text(''.join(line for line in open(settings, encoding='utf-8') if 'synchronous' not in line))
         self.pg_ctl('start')
         with primary.connect() as connection:
             connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             connection.execute('SELECT pg_reload_conf()')
-            wait_until(lambda: connection.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()[0],
-                       'a synchronous standby')
+            wait_until(lambda: connection.execute("SELECT FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone(), 'a synchronous standby')
 
 
 class Room:
@@ -123,25 +122,13 @@ class Room:
     def pgbouncer(self, port):
         """In transaction mode, with three connections to 127.0.0.1, port; yields its own port."""
         own = free_port()
-        config = self.path / 'pgbouncer.ini'
-        config.write_text(f"""
-[databases]
-* = host=127.0.0.1 port={port}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {own}
-unix_socket_dir =
-auth_type = trust
-auth_file = {self.path}/users
-pool_mode = transaction
-default_pool_size = 3
-ignore_startup_parameters = extra_float_digits
-server_login_retry = 0
-""")
         (self.path / 'users').write_text('"shop" ""\n')
-        program = shutil.which('pgbouncer') or '/usr/sbin/pgbouncer'
+        config = self.path / 'pgbouncer.ini'
+        config.write_text(f"[databases]\n* = host=127.0.0.1 port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {own}\n"
+                          f"unix_socket_dir =\nauth_type = trust\nauth_file = {self.path}/users\npool_mode = transaction\n"
+                          'default_pool_size = 3\nignore_startup_parameters = extra_float_digits\nserver_login_retry = 0\n')
         with open(self.path / 'pgbouncer.log', 'w', encoding='utf-8') as log:
-            process = subprocess.Popen([program, '-q', config], user=self.user, stdout=log, stderr=log)
+            process = subprocess.Popen([shutil.which('pgbouncer') or '/usr/sbin/pgbouncer', '-q', config], user=self.user, stdout=log, stderr=log)
 
         def answers():
             with contextlib.suppress(psycopg.Error):

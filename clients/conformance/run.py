@@ -34,20 +34,20 @@ import psycopg
 
 sys.dont_write_bytecode = True
 import cluster
-import proxy as pg_proxy
 from cluster import wait_until
+from proxy import Proxy
 
 CASES = json.loads((pathlib.Path(__file__).parent / 'cases.json').read_text(encoding='utf-8'))
-PARTS = 'cases concurrent cuts terminated kills leases one pgbouncer other failover'.split()
+PARTS = 'cases concurrent cuts terminated kills leases other failover one pgbouncer'.split()
 KEPT = ('content-type', 'content-language', 'content-encoding', 'location', 'etag', 'last-modified', 'link', 'x-receipt')
-tests = failures = 0
+tests, failures, BEGUN = 0, 0, time.monotonic()
 
 
 def ok(passed, name, remark=''):
     global tests, failures
     tests += 1
     failures += not passed
-    print(f'{"ok" if passed else "not ok"} {tests} - {name}')
+    print(f'{"ok" if passed else "not ok"} {tests} - {name} [{time.monotonic() - BEGUN:.0f} s]')
     if not passed:
         print(f'#   Failed test \'{name}\'\n#   ' + str(remark).replace('\n', '\n#   '))
     sys.stdout.flush()
@@ -69,15 +69,13 @@ class Answer:
         return None
 
     def replayed(self):
-        body = self.json()
-        return self.headers.get('idempotent-replayed') == 'true' or isinstance(body, dict) and body.get('replayed') is True
+        return self.headers.get('idempotent-replayed') == 'true' or contains(self.json(), {'replayed': True})
 
     def identity(self):
         """What is the same in each replay."""
         body = self.json()
-        if isinstance(body, dict) and 'replayed' in body:
-            return self.status, body['value']
-        return self.status, self.body, {name: value for name, value in self.headers.items() if name in KEPT}
+        return [self.status, body['value'] if isinstance(body, dict) and 'replayed' in body else self.body,
+                {name: value for name, value in self.headers.items() if name in KEPT}]
 
     def __repr__(self):
         return f'{self.status} {self.headers} {self.body[:300]!r}'
@@ -120,28 +118,27 @@ class Service:
         if connections is not None:
             connections.append(connection)
         with contextlib.closing(connection):
-            connection.request(method, path, body or (b'' if method == 'POST' else None), {'Connection': 'close', **headers})
+            connection.request(method, path, body, {'Connection': 'close', **headers})
             response = connection.getresponse()
             return Answer(response.status, response.getheaders(), response.read())
 
 
 class Stage:
-    """The database, the proxy before it, and the services."""
+    """The database, and the proxy before it."""
 
     def __init__(self, options):
         self.options, self.schema, self.random = options, options.schema, random.Random(options.seed)
-        self.room, self.number, self.admin, self.database = cluster.Room(), 0, None, 'conformance'
+        self.room, self.number, self.admin = cluster.Room(), 0, None
         self.primary, self.standby = cluster.Server(self.room, 1), cluster.Server(self.room, 2)
-        self.connect = lambda: self.primary.connect()
-        if options.dsn:
-            self.connect = lambda: psycopg.connect(options.dsn, autocommit=True)
-        else:
+        if not options.dsn:
             self.primary.make(options.edition)
         with self.connect() as connection:
             cluster.prepare(connection, options.edition, self.schema)
-            info = connection.info
-            self.database = info.dbname
-            self.proxy = pg_proxy.Proxy(f'{info.host}/.s.PGSQL.{info.port}' if info.host.startswith('/') else (info.host, info.port))
+            info, self.database = connection.info, connection.info.dbname
+            self.proxy = Proxy(f'{info.host}/.s.PGSQL.{info.port}' if info.host.startswith('/') else (info.host, info.port))
+
+    def connect(self):
+        return psycopg.connect(self.options.dsn, autocommit=True) if self.options.dsn else self.primary.connect()
 
     def sql(self, query):
         """The first value of the first row."""
@@ -149,8 +146,7 @@ class Stage:
             self.admin = self.connect()
             self.admin.execute(f'SET search_path = "{self.schema}", public')
         cursor = self.admin.execute(query)
-        row = cursor.fetchone() if cursor.description else None
-        return row[0] if row else None
+        return (cursor.fetchone() or [None])[0] if cursor.description else None
 
     def id(self):
         self.number += 1
@@ -181,13 +177,11 @@ class Stage:
 
 def fill(value, id):
     """$id and $user; ["x", 3] is "xxx"."""
-    if isinstance(value, str):
-        return value.replace('$id', id).replace('$user', 'u-' + id)
-    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
-        return value[0] * value[1]
     if isinstance(value, dict):
         return {name: fill(one, id) for name, one in value.items()}
-    return value
+    if isinstance(value, list):
+        return value[0] * value[1]
+    return value.replace('$id', id).replace('$user', 'u-' + id) if isinstance(value, str) else value
 
 
 def request_of(step, id):
@@ -203,60 +197,45 @@ def request_of(step, id):
     elif method == 'POST':
         base = {'user': '$user', 'id': '$id', 'amount': 30} if kind in ('/once', '/call', '/lease') else {'amount': 30}
         body = json.dumps(fill({**base, **({'lease': '5 s', 'work': 0} if kind == '/lease' else {}), **step.get('json', {})}, id)).encode()
-    if body is not None:
+    if method == 'POST':
         headers['Content-Type'] = 'application/octet-stream' if kind == '/upload' else 'application/json'
     return method, path, {**headers, **fill(step.get('headers', {}), id)}, body
 
 
 def expectation(expected):
-    """With what it is like."""
-    if isinstance(expected, str):
-        expected = CASES['answers'][expected]
-    if 'like' in expected:
-        base = expectation(expected['like'])
-        return {**base, **expected, 'headers': {**base.get('headers', {}), **expected.get('headers', {})}}
-    return expected
+    """By its name, and with what it is like."""
+    expected = CASES['answers'][expected] if isinstance(expected, str) else expected
+    base = expectation(expected['like']) if 'like' in expected else {}
+    return {**base, **expected, 'headers': {**base.get('headers', {}), **expected.get('headers', {})}}
 
 
 def contains(got, expected):
-    if isinstance(expected, dict) and isinstance(got, dict):
-        return all(name in got and contains(got[name], value) for name, value in expected.items())
+    if isinstance(expected, dict):
+        return isinstance(got, dict) and all(name in got and contains(got[name], value) for name, value in expected.items())
     return got == expected
 
 
 def differences(answer, expected):
-    expected, found = expectation(expected), []
-    status = expected.get('status', answer.status)
-    if answer.status not in (status if isinstance(status, list) else [status]):
-        found.append(f'status {status}')
-    for name, value in expected.get('headers', {}).items():
+    """What is expected of the answer and is not so."""
+    expected, json_body, kind = expectation(expected), answer.json(), answer.headers.get('content-type', '')
+    checks = {'an expiry to come': 'idempotency-expires' not in answer.headers or
+              email.utils.parsedate_to_datetime(answer.headers['idempotency-expires']).timestamp() > time.time()}
+    for name, value in expected['headers'].items():
         got = answer.headers.get(name)
-        if value is None:
-            good = got is None
-        elif value[0] == '~':
-            good = got is not None and re.search(value[1:], got) is not None
-        else:
-            good = got is not None and value in ('*', got)
-        if not good:
-            found.append(f'header {name} {value!r}')
-    if 'body' in expected and answer.body != expected['body'].encode():
-        found.append(f'body {expected["body"]!r}')
-    if 'bytes' in expected and answer.body != bytes.fromhex(expected['bytes']):
-        found.append(f'body {expected["bytes"]}')
-    if 'json' in expected and not contains(answer.json(), expected['json']):
-        found.append(f'JSON {expected["json"]}')
-    if 'problem' in expected:
-        problem = answer.json() or {}
-        if answer.headers.get('content-type', '').partition(';')[0] != 'application/problem+json' or problem.get('type') != expected['problem'] \
-                or problem.get('status') != answer.status or not problem.get('title') or not problem.get('detail'):
-            found.append(f'problem {expected["problem"]} with type, title, status and detail')
-    expires = answer.headers.get('idempotency-expires')
-    if expires and not email.utils.parsedate_to_datetime(expires).timestamp() > time.time():
-        found.append('an expiry that is in the future')
-    return found
+        checks[f'header {name} {value!r}'] = got is value is None or None not in (got, value) and (
+            re.search(value[1:], got) is not None if value[0] == '~' else value in ('*', got))
+    for name, value in expected.items():
+        checks[f'{name} {value!r}'] = {
+            'status': lambda: answer.status in value if isinstance(value, list) else answer.status == value,
+            'body': lambda: answer.body == value.encode(),
+            'bytes': lambda: answer.body == bytes.fromhex(value),
+            'json': lambda: contains(json_body, value),
+            'problem': lambda: kind.startswith('application/problem+json') and contains(json_body, {'type': value, 'status': answer.status})
+            and json_body.get('title') and json_body.get('detail')}.get(name, lambda: True)()
+    return [what for what, passed in checks.items() if not passed]
 
 
-def run_case(stage, service, case, threads):
+def run_case(stage, service, case, threads, holder):
     id, background, answers, wrong = stage.id(), {}, {}, []
 
     def query(text):
@@ -273,6 +252,10 @@ def run_case(stage, service, case, threads):
             wait_until(lambda text=step['until']: query(text), step['until'], 30)
         elif 'sql' in step:
             query(step['sql'])
+        elif 'hold' in step:
+            holder.execute('BEGIN; LOCK public.payments IN SHARE MODE')    # who pays waits
+        elif 'release' in step:
+            holder.execute('COMMIT')
         else:
             answer = background[step['end']][0].result(60) if 'end' in step else service.send(*request_of(step, id))
             answers[step.get('as', step.get('end'))] = answer
@@ -281,22 +264,20 @@ def run_case(stage, service, case, threads):
                 bad.append(f'the same as {answers[step["same"]]}')
             if bad:
                 wrong.append(f'step {place}: expected {", ".join(bad)}\n  got {answer}')
-    for kind, count in zip(('payments', 'calls'), stage.rows(id)):
-        if case.get(kind, 0) not in (count, 'any'):
-            wrong.append(f'{kind}: {count}, expected {case.get(kind, 0)}')
-    return wrong
+    return wrong + [f'{count} {kind}' for kind, count in zip(('payments', 'calls'), stage.rows(id)) if case.get(kind, 0) not in (count, 'any')]
 
 
 def try_cases(stage, service, how='', pool=4):
     for case in CASES['cases']:
         if case.get('pool', 1) > pool or how and case.get('slow') and not stage.options.full:
             continue
-        threads = concurrent.futures.ThreadPoolExecutor()
+        threads, holder = concurrent.futures.ThreadPoolExecutor(), stage.connect()
         try:
-            wrong = run_case(stage, service, case, threads)
+            wrong = run_case(stage, service, case, threads, holder)
         except Exception as error:    # a service that hangs or died, a condition that is never met
             wrong = [f'{type(error).__name__}: {error}']
         finally:
+            holder.close()
             stage.sql(case.get('finally', 'SELECT'))
             threads.shutdown(wait=False)
             service.revive()
@@ -390,7 +371,7 @@ def cut(link):
 
 def try_cuts(stage, service, fine=True, how=''):
     for one in HTTP, ONCE, CALL:
-        try_points(stage, service, one, how + 'cut at each message', cut, fine, not how)
+        try_points(stage, service, one, how + 'cut', cut, fine, not how)
     if not how:
         try_points(stage, service, HTTP, 'cut while it connects', cut, stage.options.full, True, new=True)
     tally = Tally(stage, f'http: {how}idle connections cut')
@@ -412,13 +393,13 @@ def try_terminated(stage, service):
 
 
 def try_kills(stage, service):
-    for one in (HTTP, ONCE, CALL) if stage.options.full else (HTTP,):
+    for one in HTTP, ONCE, CALL:
         try_points(stage, service, one, 'service killed', lambda link: service.signal(signal.SIGKILL), stage.options.full)
 
 
-def try_concurrent(stage, service, how='', rounds=1):
+def try_concurrent(stage, service, how=''):
     for one in [flow('http', json={'sleep': 0.2}), flow('http that waits', send='POST /wait', json={'sleep': 0.2}), CALL,
-                flow('once', send='POST /once', json={'sleep': 0.2}), flow('lease', send='POST /lease', json={'work': 0.2})] * rounds:
+                flow('once', send='POST /once', json={'sleep': 0.2}), flow('lease', send='POST /lease', json={'work': 0.2})] * (5 if stage.options.full else 1):
         id, barrier, tally = stage.id(), threading.Barrier(20), Tally(stage, f'{how}20 concurrent retries, {one.name}')
 
         def client(_):
@@ -445,7 +426,7 @@ def try_isolation(stage, service):
 # ----- leases -----
 
 def try_leases(stage, service, second):
-    full = stage.options.full
+    full, stopped, going = stage.options.full, threading.Event(), threading.Event()
     try_points(stage, service, LEASE, 'cut', cut, full, every=True)
 
     def killed(id):
@@ -455,8 +436,6 @@ def try_leases(stage, service, second):
             threads.submit(service.revive)
             return settle(second, LEASE, id), []
     try_points(stage, service, LEASE, 'holder killed', lambda link: service.signal(signal.SIGKILL), full, attempt=killed, every=True)
-
-    stopped, going = threading.Event(), threading.Event()
 
     def pause(link):
         service.signal(signal.SIGSTOP)
@@ -495,10 +474,16 @@ def try_heartbeats(stage, service, second):
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             first = threads.submit(working.send, service, id)
             wait_until(lambda: stage.rows(id)[1], 'the provider is called')
-            stage.proxy.blackout(how)
+            if how == 'cut':
+                stage.proxy.refuses = True
+                stage.proxy.cut_all()
+            else:
+                stage.proxy.light.clear()
             wait_until(first.done, 'the holder stops', 30)
             late = stage.sql(f"SELECT extract(epoch FROM clock_timestamp() - lease_until)::float8 FROM idem_lookup('u-{id}', '{id}', 'lease')")
-            stage.proxy.light()
+            stage.proxy.refuses = False
+            stage.proxy.cut_all()
+            stage.proxy.light.set()
             ok(late < 0.5, f'{name}: the holder stops before its lease ends', f'{late} s after it')
             ok(first.result().status in (409, 503), f'{name}: it says so', first.result())
         tally.add(how, id, [settle(second, LEASE, id)[-1], settle(service, LEASE, id)[-1]])
@@ -543,50 +528,41 @@ def try_other(stage, service, other):
 
 
 def run(stage, options):
-    wanted = [part for part in PARTS if part in options.only]
-    if set(wanted) & set(PARTS[:6]):
-        with stage.service() as service:
-            if 'cases' in wanted:
-                try_cases(stage, service)
-            if 'concurrent' in wanted:
-                try_concurrent(stage, service, rounds=5 if options.full else 1)
-                try_isolation(stage, service)
-            for part, function in ('cuts', try_cuts), ('terminated', try_terminated), ('kills', try_kills):
-                if part in wanted:
-                    function(stage, service)
-            if 'leases' in wanted:
-                with stage.service(pg_proxy.Proxy(stage.proxy.server).port) as second:
-                    try_leases(stage, service, second)
-                    try_heartbeats(stage, service, second)
-    if 'one' in wanted:
+    with stage.service() as service:
+        for part, *functions in (('cases', try_cases), ('concurrent', try_concurrent, try_isolation), ('cuts', try_cuts), ('terminated', try_terminated),
+                                 ('kills', try_kills)):
+            for function in functions * (part in options.only):
+                function(stage, service)
+        if 'leases' in options.only:
+            with stage.service(Proxy(stage.proxy.server).port) as second:
+                try_leases(stage, service, second)
+                try_heartbeats(stage, service, second)
+        if 'other' in options.only and options.other:
+            with stage.service(command=options.other) as other:
+                try_other(stage, service, other)
+        if 'failover' in options.only and not options.dsn:
+            try_failover(stage, service)
+    if 'one' in options.only:
         with stage.service(POOL_SIZE='1') as service:
             try_cases(stage, service, 'pool of one: ', 1)
             try_concurrent(stage, service, 'pool of one: ')
-    if 'pgbouncer' in wanted:
+    if 'pgbouncer' in options.only:
         with stage.room.pgbouncer(stage.proxy.port) as port, stage.service(port, PGBOUNCER='1') as service:
             try_cases(stage, service, 'PgBouncer: ')
             try_concurrent(stage, service, 'PgBouncer: ')
             try_cuts(stage, service, options.full, 'PgBouncer, ')
-    if 'other' in wanted and options.other:
-        with stage.service() as service, stage.service(command=options.other) as other:
-            try_other(stage, service, other)
-    if 'failover' in wanted and not options.dsn:
-        with stage.service() as service:
-            try_failover(stage, service)
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__.partition('usage: ')[2])
-    parser.add_argument('--edition', default='idem')
-    parser.add_argument('--schema', default='idem')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in ('edition', 'idem'), ('schema', 'idem'), ('dsn', None), ('other', None), ('only', ','.join(PARTS)), \
+            ('seed', str(random.SystemRandom().getrandbits(32))):
+        parser.add_argument('--' + name, default=default)
     parser.add_argument('--full', action='store_true')
-    parser.add_argument('--only', type=lambda names: names.split(','), default=PARTS, help=' '.join(PARTS))
-    parser.add_argument('--seed', type=int, default=random.SystemRandom().getrandbits(32), help='of the ids')
-    parser.add_argument('--dsn')
-    parser.add_argument('--other')
     parser.add_argument('--set', type=lambda pair: pair.split('=', 1), action='append', default=[])
     parser.add_argument('command')
     options = parser.parse_args()
+    options.only = options.only.split(',')
     if not set(options.only) <= set(PARTS):
         parser.error('the parts are ' + ' '.join(PARTS))
     note(f'seed {options.seed}')
