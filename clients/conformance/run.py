@@ -74,8 +74,9 @@ class Answer:
     def identity(self):
         """What is the same in each replay."""
         body = self.json()
-        return [self.status, body['value'] if isinstance(body, dict) and 'replayed' in body else self.body,
-                {name: value for name, value in self.headers.items() if name in KEPT}]
+        if isinstance(body, dict) and 'replayed' in body:
+            return self.status, body['value']
+        return self.status, self.body, {name: value for name, value in self.headers.items() if name in KEPT}
 
     def __repr__(self):
         return f'{self.status} {self.headers} {self.body[:300]!r}'
@@ -325,7 +326,7 @@ class Tally:
         if len(heard) > 1:
             self.visible.append(f'{point}: {heard[0]!r}')
         for passed, remark in ((payments == 1, f'{payments} executions'), (calls <= 1, f'{calls} calls of the provider'),
-                               (all(answer.identity() == answers[0].identity() for answer in answers), f'answers differ: {answers}'),
+                               (all(answer.identity() == answers[0].identity() for answer in answers), f'answers differ: {[answer.identity() for answer in answers]}'),
                                (answers[-1].replayed(), f'the last answer is no replay: {answers[-1]}')):
             if not passed:
                 self.wrong.append(f'{point}: {remark}')
@@ -450,9 +451,9 @@ def try_leases(stage, service, second):
         going.clear()
         heard = []
 
-        def replaced():    # or the holder's transaction keeps the request beyond its lease
+        def replaced():    # or its open transaction keeps the request: beyond the lease, or before the claim is committed
             heard.append(LEASE.send(second, id))
-            return heard[-1].status == 200 or lapsed(id) and LEASE.send(second, id).status == 409
+            return heard[-1].status == 200 or lapsed(id) is not False and LEASE.send(second, id).status == 409
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             first = threads.submit(LEASE.send, service, id)
             wait_until(lambda: stopped.is_set() or first.done(), 'the holder is paused or has answered')
