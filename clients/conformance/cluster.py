@@ -98,7 +98,7 @@ class Server:
         with primary.connect() as connection:
             connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             connection.execute('SELECT pg_reload_conf()')
-            wait_until(lambda: connection.execute("SELECT FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone(), 'a synchronous standby')
+            wait_until(lambda: connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone(), 'a synchronous standby')
 
 
 class Room:
