@@ -34,13 +34,6 @@ def wait_until(condition, what, seconds=120):
     return value
 
 
-def bindir():
-    """Of PG_CONFIG, else of the newest of Debian's servers."""
-    found = sorted(pathlib.Path('/usr/lib/postgresql').glob('*/bin/pg_config'), key=lambda path: float(path.parts[4]))
-    command = os.environ.get('PG_CONFIG') or (str(found[-1]) if found else 'pg_config')
-    return subprocess.run([command, '--bindir'], check=True, capture_output=True, text=True).stdout.strip()
-
-
 def free_port():
     with socket.create_server(('127.0.0.1', 0)) as free:
         return free.getsockname()[1]
@@ -77,7 +70,7 @@ class Server:
 
     def configure(self, *settings):
         with open(self.data / 'postgresql.conf', 'a', encoding='ascii') as file:
-            file.write(''.join(f'{setting}\n' for setting in settings))
+            print(*settings, sep='\n', file=file)
 
     def make(self, edition):
         self.room.run('initdb', '-D', self.data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C.UTF-8', '--no-sync')
@@ -105,7 +98,9 @@ class Room:
     """The folder, and what runs in it."""
 
     def __init__(self):
-        self.bindir = bindir()
+        found = sorted(pathlib.Path('/usr/lib/postgresql').glob('*/bin/pg_config'), key=lambda path: float(path.parts[4]))
+        pg_config = os.environ.get('PG_CONFIG') or (found[-1] if found else 'pg_config')
+        self.bindir = subprocess.run([pg_config, '--bindir'], check=True, capture_output=True, text=True).stdout.strip()
         self.user = 'postgres' if os.getuid() == 0 else None
         self.path = pathlib.Path(tempfile.mkdtemp(prefix='conformance.'))
         self.path.chmod(0o755)
@@ -132,7 +127,7 @@ class Room:
 
         def answers():
             with contextlib.suppress(psycopg.Error):
-                return not psycopg.connect(host='127.0.0.1', port=own, user='shop', dbname='conformance', connect_timeout=5).close()
+                return not psycopg.connect(host='127.0.0.1', port=own, user='shop', dbname='postgres', connect_timeout=5).close()
         try:
             wait_until(answers, 'PgBouncer')
             yield own

@@ -468,8 +468,14 @@ def try_heartbeats(stage, service, second):
     for how, name in ('cut', 'lease: its heartbeat cut'), ('hold', 'lease: its heartbeat unanswered'):
         tally, id = Tally(stage, name), stage.id()
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            watch = stage.proxy.watch(every=True)
             first = threads.submit(working.send, service, id)
-            wait_until(lambda: stage.rows(id)[1], 'the provider is called')
+
+            def renewed():    # the service has the provider's answer, and its heartbeat has begun
+                messages = [message[:10] for message in watch.messages]
+                return '< C INSERT' in messages and len(messages) > messages.index('< C INSERT') + 2
+            wait_until(renewed, 'the holder is at work')
+            stage.proxy.watched = None
             if how == 'cut':
                 stage.proxy.refuses = True
                 stage.proxy.cut_all()
