@@ -250,7 +250,10 @@ def run_case(stage, service, case, threads, holder):
             sockets[0].sock.shutdown(socket.SHUT_RDWR)
             future.exception(60)
         elif 'until' in step:
-            wait_until(lambda text=step['until']: query(text), step['until'], 30)
+            try:
+                wait_until(lambda text=step['until']: query(text), step['until'], 30)
+            except TimeoutError as error:
+                raise TimeoutError(f'{error}; heard {[future.result() for future, _ in background.values() if future.done()]}') from error
         elif 'sql' in step:
             query(step['sql'])
         elif 'hold' in step:
