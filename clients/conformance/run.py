@@ -342,16 +342,17 @@ class Tally:
 
 def try_points(stage, service, flow, name, action, fine, invisible=False, attempt=None, new=False, every=False):
     """One run for each message: the action before it, and after it.  Not fine: only before what the client sends last
-    before it waits, and before the end of an answer.  It ends when a run does not come to that message."""
+    before it waits, and before the end of an answer.  It ends when no run comes to that message."""
     tally, known = Tally(stage, f'{flow.name}: {name}'), stage.proxy.watch(every=every)
     settle(service, flow, stage.id())
     if fine:
         note(f'{flow.name}: ' + ' | '.join(known.messages))
+    misses = 0
     for at in itertools.count():
         hits = 0
         for when in ('before', 'after') if fine else ('before',):
             stage.idle()
-            watch, id = stage.proxy.watch(at, when, action, new, every, None if fine else ('> Q', '> S', '< Z')), stage.id()
+            watch, id = stage.proxy.watch(at, when, action, new, every, None if fine else ('> startup', '> Q', '> S', '< Z')), stage.id()
             if new:
                 stage.proxy.cut_all()
             heard, answers = attempt(id) if attempt else (settle(service, flow, id), [])
@@ -359,7 +360,8 @@ def try_points(stage, service, flow, name, action, fine, invisible=False, attemp
             hits += hit
             answers = ([heard[-1]] if heard else []) + answers + [settle(service, flow, id)[-1]]
             tally.add(f'{when} {at} {watch.messages[at] if hit else ""}', id, answers, heard, hit)
-        if not hits:
+        misses = 0 if hits else misses + 1
+        if misses > (3 if new else 0):    # a pool may have begun to connect before it was watched
             break
     tally.report(invisible)
 
