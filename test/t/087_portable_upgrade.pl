@@ -267,7 +267,7 @@ is(as('owner', 'versions', $objects) =~ s/1\.2\.0\+3\.3/$version/gr, as('owner',
 # ----- by whom -----
 
 as('owner', 'fresh', 'GRANT USAGE ON SCHEMA requests TO stranger');
-like(run_file($file{other}, 'stranger', 'fresh'), qr/^ERROR:  idem cannot be installed for role owner, the owner of idem in schema requests\nDETAIL: .*\nHINT:  Install it as that role\.\n/,
+like(run_file($file{other}, 'stranger', 'fresh'), qr/^ERROR:  idem cannot be installed for role owner, the owner of idem in schema requests\nDETAIL: .*\nHINT:  Install or upgrade it as that role\.\n/,
 	'a stranger: refused');
 for my $role ('deployer', $superuser)
 {
