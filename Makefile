@@ -10,6 +10,7 @@
 #   make dist-pgtle      dist/pgtle: SQL that gives the portable edition to pg_tle
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
+#   make clients         dist/clients: the packages of clients/ for npm and PyPI; needs npm and python3-build
 #   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make rpm             dist/rpm: an RPM package for the server of PG_CONFIG, from packaging/rpm;
 #                        RPMFLAGS="--nodeps" where the server is no RPM package
@@ -235,6 +236,15 @@ dist-dbdev: sql/idem_portable--1.0.sql $(UPDATES)
 	for from in $(UPDATES_FROM); do \
 		cp sql/idem_portable--$$from--1.0.sql $(DBDEV)/idem_portable--$$from--$(DIST_VERSION).sql; done
 	cp sql/portable/dbdev.md $(DBDEV)/README.md
+
+# The clients carry the portable edition, which they can install.
+.PHONY: clients
+clients: sql/idem-portable-plain.sql
+	rm -rf $(DIST)/clients && mkdir -p $(DIST)/clients
+	cp $< clients/python/src/idem_pg/
+	cd clients/python && /usr/bin/python3 -m build --wheel --no-isolation --outdir ../../$(DIST)/clients
+	cd clients/node && npm install --no-package-lock --no-audit --no-fund && npm run build && \
+		npm pack --pack-destination ../../$(DIST)/clients
 
 # The archive for PGXN. It and the packages made of it have what is committed, and the archive the
 # SQL scripts that are made of it.

@@ -220,6 +220,28 @@ prepare_for_examples()
 	[ -z "$redis" ] || install_without_service redis-server
 }
 
+# Installs what the clients and their tests need. Debian 12 has no Node 20: without it, and npm, the tests of
+# the client for Node are skipped.
+prepare_for_clients()
+{
+	local module packages=()
+
+	for module in psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build; do
+		/usr/bin/python3 -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
+	done
+	/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+	command -v mypy >/dev/null || packages+=(mypy)
+	[ "${#packages[@]}" -gt 0 ] || return 0
+	command -v apt-get >/dev/null || die "not a Debian: please install for Python: ${packages[*]}"
+	apt update
+	install_packages "${packages[@]}"
+}
+
+has_node_20()
+{
+	command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))'
+}
+
 prepare_for_torture()
 {
 	if ! command -v spin >/dev/null && command -v apt-get >/dev/null; then
