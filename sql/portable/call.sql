@@ -1,6 +1,6 @@
 -- ----- calling -----
 
--- Claims a request for idem_call() and for the trigger of a sink.  (Replaced by sql/idem-citus.sql.)
+-- Claims a request for idem_call() and for the trigger of a sink.
 CREATE FUNCTION @extschema@.idem__claim_marker(key @extschema@.idem__key, command text, fingerprint bytea, wait interval)
 RETURNS @extschema@.idem__answer
 LANGUAGE plpgsql AS $$

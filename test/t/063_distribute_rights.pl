@@ -92,7 +92,7 @@ BEGIN
 	RETURN NEXT;
 END $$};
 # Settings of a library that is not loaded are for superusers.
-$node->safe_psql('postgres', 'GRANT SET ON PARAMETER citus.enable_ddl_propagation, citus.allow_nested_distributed_execution, citus.override_table_visibility TO owner');
+$node->safe_psql('postgres', 'GRANT SET ON PARAMETER citus.enable_ddl_propagation, citus.enable_manual_changes_to_shards, citus.allow_nested_distributed_execution, citus.override_table_visibility TO owner');
 
 # ----- what others have put into the schema -----
 
