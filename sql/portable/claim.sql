@@ -297,8 +297,7 @@ END $$;
 
 -- Claims a key of a batch.  A malformed one is answered with invalid, and the others are claimed.
 CREATE FUNCTION @extschema@.idem__claim_element(user_id text, request_id text, scope text, fingerprint bytea, deadline timestamptz)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql AS $$
+RETURNS @extschema@.idem__answer LANGUAGE plpgsql AS $$
 DECLARE
 	answer @extschema@.idem__answer;
 BEGIN
@@ -326,10 +325,8 @@ END $$;
 CREATE FUNCTION @extschema@.idem__claim_key(
 	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
 	lease interval, progress jsonb, tells_progress boolean, strict boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql
-SET lock_timeout = '100'			-- so that the next element of a batch finds it as it was
-AS $$
+RETURNS @extschema@.idem__answer LANGUAGE plpgsql
+SET lock_timeout = '100' AS $$		-- so that the next element of a batch finds it as it was
 DECLARE
 	pause interval := '1 millisecond';
 	slices int4 := 0;
@@ -400,8 +397,7 @@ END $$;
 -- lease, whose token is drawn when it has the row, or after a wait: the ttl counts from now.
 CREATE FUNCTION @extschema@.idem__look(
 	key @extschema@.idem__key, new_fingerprint bytea, lease interval, new_progress jsonb, tells_progress boolean)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql AS $$
+RETURNS @extschema@.idem__answer LANGUAGE plpgsql AS $$
 DECLARE
 	begun constant timestamptz := clock_timestamp();
 	new_state constant @extschema@.idem_state := CASE WHEN lease IS NULL THEN 'completed' ELSE 'in_progress' END;
@@ -424,7 +420,6 @@ BEGIN
 		PERFORM @extschema@.idem__check_lease_max(key, lease, policy.lease_max),
 			@extschema@.idem__check_size(key, 'progress', new_progress, policy.result_max_bytes);
 	END IF;
-
 	answer.expires_at := @extschema@.idem__remembered_until(policy.ttl, key_time, begun + lease);
 	INSERT INTO @extschema@.idem_claims AS c (expires_at, lease_until, state, request_id, user_id, scope, fingerprint, progress)
 	VALUES (answer.expires_at, begun + lease, new_state, key.request_id, key.user_id, key.scope, new_fingerprint, new_progress)
@@ -452,7 +447,6 @@ BEGIN
 	ELSIF answer.outcome IS DISTINCT FROM 'claimed' THEN
 		RETURN answer;
 	END IF;
-
 	is_successor := NOT is_new AND answer.expires_at IS NOT NULL;
 	answer.lease_until := clock_timestamp() + lease;
 	only_ours := @extschema@.idem__only_ours_counts(key);
@@ -477,8 +471,7 @@ END $$;
 -- request, and not one that counts as absent.
 CREATE FUNCTION @extschema@.idem__decide(
 	key @extschema@.idem__key, fingerprint bytea, tells_progress boolean, policy @extschema@.idem__scope_policy, key_time timestamptz)
-RETURNS @extschema@.idem__answer
-LANGUAGE plpgsql AS $$
+RETURNS @extschema@.idem__answer LANGUAGE plpgsql AS $$
 DECLARE
 	seen record;
 	is_live boolean;
