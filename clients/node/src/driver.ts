@@ -101,7 +101,12 @@ function pgDriver(pool: PgPool): Driver {
 function postgresDriver(sql: PostgresSql): Driver {
 	return {
 		prepares: (sql as any).options?.prepare === true,
-		async query(text) { return first(await sql.unsafe(text)); },
+		async query(text) {
+			const result = await sql.unsafe(text);
+			// postgres.js answers so to what it has put on a connection that was being lost, and never sent.
+			if (result.command === null) throw lostError();
+			return first(result);
+		},
 		// sql.begin() sends BEGIN and COMMIT itself, and this ends it from outside. (sql.reserve() would save a round trip,
 		// but never returns with fetch_types = false.)
 		async connect() {

@@ -296,7 +296,7 @@ export class Idem<P extends Pool = Pool> {
 			if (commit === undefined) {
 				connection.release(await failed(connection.run('ROLLBACK')));
 			} else {
-				stage = 'commit';
+				if (!connection.lost) stage = 'commit';		// else it is not sent
 				await connection.run(`${commit}; COMMIT`, settled);
 				connection.release(false);
 			}

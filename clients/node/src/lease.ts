@@ -245,9 +245,8 @@ export class Lease<P extends Pool = Pool> {
 		clearTimeout(this.#end);
 		if (this.#over || this.#fenced || this.#abort.signal.aborted) return;
 		const now = performance.now();
-		const in25Days = (ms: number) => Math.min(ms, 2 ** 31 - 1);		// a timer that is longer fires at once
-		this.#end = setTimeout(() => this.#look(), in25Days(Math.ceil(this.#ends - this.#ms / 10 - now) + 1));		// a timer drops the fraction
-		this.#beat = setTimeout(() => this.#heartbeat(), in25Days(this.#ends - this.#ms * 2 / 3 - now));
+		this.#end = setTimeout(() => this.#look(), Math.ceil(this.#ends - this.#ms / 10 - now) + 1);		// a timer drops the fraction
+		this.#beat = setTimeout(() => this.#heartbeat(), this.#ends - this.#ms * 2 / 3 - now);
 	}
 	#heartbeat(): void {
 		if (this.#renewing || this.#over || this.#fenced) return;
