@@ -1,6 +1,6 @@
-// One small interface over pg, postgres and PGlite. All statements of idem go as simple queries, with their values as
+// One small interface over pg, postgres and PGlite. The statements of idem go as simple queries, with their values as
 // literals. So with pg, BEGIN and the claim are one round trip, and complete and COMMIT: an error of complete keeps the
-// COMMIT behind it from running.
+// COMMIT behind it from running. postgres sends BEGIN by itself, so that there the claim and complete are prepared.
 
 import { looksLost } from './errors';
 
@@ -35,8 +35,8 @@ export interface Connection {
 	readonly tx: any;
 	/** Whether the connection is known to be lost. */
 	readonly lost: boolean;
-	/** Runs statements; the first column of the first row, a text, or null. */
-	run(sql: string): Promise<string | null>;
+	/** Runs statements; the first column of the first row, a text, or null. Values: only if the driver prepares. */
+	run(sql: string, values?: string[]): Promise<string | null>;
 	/** Gives the connection back; broken: closes it. Never fails. */
 	release(broken: boolean): void;
 }
@@ -45,10 +45,18 @@ export interface Driver {
 	connect(): Promise<Connection>;
 	/** One statement, on any connection, in autocommit. */
 	query(sql: string): Promise<string | null>;
+	/** Whether run() takes values. */
+	readonly prepares?: boolean;
 }
 
-const lostError = () => Object.assign(new Error('idem: connection lost'), { code: '08006' });
+const lostError = (cause?: unknown) =>
+	Object.assign(new Error(`idem: connection lost${cause instanceof Error ? `: ${cause.message}` : ''}`, { cause }), { code: '08006' });
 const ignore = () => {};
+export async function atMost(ms: number, promise: Promise<unknown>): Promise<void> {
+	let timer: ReturnType<typeof setTimeout> | undefined;
+	await Promise.race([promise, new Promise((resolve) => { timer = setTimeout(resolve, ms); })]);
+	clearTimeout(timer);
+}
 
 // Results of a simple query: one, or an array of them; pg and PGlite have .rows, postgres.js is the rows.
 function first(results: any): string | null {
@@ -70,14 +78,14 @@ function pgDriver(pool: PgPool): Driver {
 		async query(sql) { return first(await pool.query(sql)); },
 		async connect() {
 			const client = await pool.connect();
-			let lost = false;
-			const onLost = () => { lost = true; };
+			let lost = false, why: unknown;
+			const onLost = (error?: unknown) => { lost = true; why ??= error; };
 			client.on('error', onLost).on('end', onLost);
 			return {
 				tx: client,
 				get lost() { return lost; },
 				async run(sql) {
-					if (lost) throw lostError();
+					if (lost) throw lostError(why);
 					return first(await client.query(sql));
 				},
 				release(broken) {
@@ -92,17 +100,23 @@ function pgDriver(pool: PgPool): Driver {
 
 function postgresDriver(sql: PostgresSql): Driver {
 	return {
-		async query(text) { return first(await sql.unsafe(text)); },
+		prepares: (sql as any).options?.prepare === true,
+		async query(text) {
+			const result = await sql.unsafe(text);
+			// postgres.js answers so to what it has put on a connection that was being lost, and never sent.
+			if (result.command === null) throw lostError();
+			return first(result);
+		},
 		// sql.begin() sends BEGIN and COMMIT itself, and this ends it from outside. (sql.reserve() would save a round trip,
 		// but never returns with fetch_types = false.)
 		async connect() {
-			let lost = false, over = false;
+			let lost = false, over = false, why: unknown;
 			let raw: any, tx: any, inner: any, done: Promise<unknown>;
 			let end: (how: 'commit' | 'rollback') => void = ignore;
 			// A query on a connection that was lost ends the process, or runs on a new connection, outside of the
 			// transaction. So the handle refuses queries then, and after its end.
 			const guard = () => {
-				if (lost) throw lostError();
+				if (lost) throw lostError(why);
 				if (over) throw new Error('idem: this transaction is over: was a query not awaited?');
 			};
 			const guarded = (target: any): any => new Proxy(target, {
@@ -120,7 +134,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 					resolve();
 				}));
 				done.catch((error) => {
-					if (error !== rolledBack && (!over || looksLost(error))) lost = true;
+					if (error !== rolledBack && (!over || looksLost(error))) { lost = true; why ??= error; }
 					reject(error);
 				});
 			});
@@ -131,6 +145,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 				const onclose = connection.onclose;
 				connection.onclose = (error: unknown) => {
 					lost = true;
+					why ??= error;
 					// Rejects what was sent between the error of the socket and its end. postgres.js would never answer
 					// it, and take the answers of its next connection for it.
 					connection.terminate();
@@ -140,13 +155,15 @@ function postgresDriver(sql: PostgresSql): Driver {
 			return {
 				get tx() { return tx; },
 				get lost() { return lost; },
-				async run(text) {
+				async run(text, values = []) {
 					const start = /^BEGIN ?([^;]*); /.exec(text);
 					if (start) {
 						await begin(start[1]!.toLowerCase());
-						// A long text may be sent without onexecute being called.
-						if (text.length > 8000) raw.unsafe('SELECT 1', [], { onexecute }).catch(ignore);
-						return first(await raw.unsafe(text.slice(start[0].length), [], text.length > 8000 ? {} : { onexecute }));
+						const claim = raw.unsafe(text.slice(start[0].length), values, { onexecute, prepare: values.length > 0 });
+						const answer = first(await Promise.race([claim, done]));
+						// A long text, and one that is prepared for the first time, are sent without onexecute being called.
+						if (!inner) raw.unsafe('SELECT 1', [], { onexecute }).catch(ignore);
+						return answer;
 					}
 					if (over) return null;
 					guard();
@@ -155,11 +172,15 @@ function postgresDriver(sql: PostgresSql): Driver {
 						return done.catch((error) => { if (error !== rolledBack) throw error; return null; }) as Promise<null>;
 					}
 					// COMMIT follows at once: after an error it is a ROLLBACK.
-					const answer = raw.unsafe(text.replace(/; COMMIT$/, '')).then(first);
+					const answer = raw.unsafe(text.replace(/; COMMIT$/, ''), values, { prepare: values.length > 0 }).then(first);
 					answer.catch(ignore);
 					end('commit');
 					// One that is lost in the error of its socket is never answered; but then done ends.
-					const value = await Promise.race([answer, done.then(() => answer)]).finally(() => done.catch(ignore));
+					// Where the handler has committed, postgres.js never sends the COMMIT that waits for a first prepare.
+					const value = await Promise.race([answer, done.then(() => answer)]).catch(async (error) => {
+						await atMost(looksLost(error) ? 60_000 : 500, done.catch(ignore));
+						throw error;
+					});
 					await done;
 					return value;
 				},

@@ -74,6 +74,7 @@ export interface State {
 	waited: number;
 	replayed: boolean;
 }
+type Bind = (text: string) => string;
 /** @internal The attempt failed in a way that allows another one. */
 export class Again extends Error { constructor(readonly error: unknown) { super('again'); } }
 /** @internal Errors after which the attempts were spent, so not the handler's. */
@@ -106,7 +107,8 @@ export class Idem<P extends Pool = Pool> {
 	 */
 	once<T>(request: Request, handler: (tx: Tx<P>) => T | Promise<T>): Promise<Result<T>> {
 		return this.attempts('once', request, async (state) => {
-			const claim = this.claimSql(request, state);
+			const claimed = this.values(), settled = this.values();
+			const claim = this.claimSql(request, state, claimed.bind);
 			return this.transaction<Result<T>>(state, claim, async (connection, answer) => {
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
@@ -123,11 +125,12 @@ export class Idem<P extends Pool = Pool> {
 				}
 				const value = JSON.parse(text) as T;
 				return {
-					commit: `SELECT ${this.fn(settle)}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`,
+					commit: `SELECT ${this.fn(settle)}(${this.key(request, settled.bind)}, ${settled.bind(text)}::text::jsonb, NULL, ${settled.bind(request.scope ?? '')}::text)::text`,
+					values: settled.list,
 					value: { value, replayed: false, expiresAt },
 					...(refused && { error: new Failed('the request is refused', value, false) }),
 				};
-			}, request.isolation);
+			}, request.isolation, claimed.list);
 		});
 	}
 
@@ -224,30 +227,35 @@ export class Idem<P extends Pool = Pool> {
 
 	// ----- for the other files of this package -----
 	/** @internal */ fn(name: string): string { return `${identifier(this.schema)}.idem_${name}`; }
-	/** @internal */ ids(key: Key): [string, string] {
+	/** @internal How values get into a statement: bound where the driver prepares it, which saves planning it each time; else as literals. */
+	values(): { list: string[]; bind: Bind } {
+		const list: string[] = [];
+		return { list, bind: this.driver.prepares ? (text) => `$${list.push(text)}` : literal };
+	}
+	/** @internal */ ids(key: Key, bind: Bind = literal): [string, string] {
 		const text = (value: unknown, name: string) => {
 			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
 			const id = String(value);
 			if (id === '' || Buffer.byteLength(id) > 255) throw invalid(`${name} has ${Buffer.byteLength(id)} bytes: it is to have 1 to 255`);
 			checkText(id, name, invalid);
-			return `${literal(id)}::text`;
+			return `${bind(id)}::text`;
 		};
 		checkText(key.scope ?? '', 'scope', invalid);
 		return [text(key.user, 'user'), text(key.id, 'id')];
 	}
-	/** @internal */ key(key: Key): string { return this.ids(key).join(', '); }
+	/** @internal */ key(key: Key, bind: Bind = literal): string { return this.ids(key, bind).join(', '); }
 	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
-	wait(wait: number | string | undefined, state: State): string {
+	wait(wait: number | string | undefined, state: State, bind: Bind = literal): string {
 		const interval = typeof wait === 'string' ? wait : `${wait ?? 0} s`;
-		return state.lost && (wait ?? 0) === 0 ? "'1 s'::interval" : `${literal(interval)}::interval`;
+		return `${bind(state.lost && (wait ?? 0) === 0 ? '1 s' : interval)}::text::interval`;
 	}
-	/** @internal */ fingerprint(params: unknown): string {
+	/** @internal */ fingerprint(params: unknown, bind: Bind = literal): string {
 		return params === undefined ? 'NULL::bytea'
-			: `${this.fn('fingerprint')}(${literal(params instanceof RawJson ? params.text : toJson(params, invalid))}::jsonb)`;
+			: `${this.fn('fingerprint')}(${bind(params instanceof RawJson ? params.text : toJson(params, invalid))}::text::jsonb)`;
 	}
-	/** @internal */ claimSql(request: Request, state: State): string {
+	/** @internal */ claimSql(request: Request, state: State, bind: Bind = literal): string {
 		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
-			+ `${this.key(request)}, ${literal(request.scope ?? '')}, ${this.fingerprint(request.params)}, ${this.wait(request.wait, state)})`;
+			+ `${this.key(request, bind)}, ${bind(request.scope ?? '')}::text, ${this.fingerprint(request.params, bind)}, ${this.wait(request.wait, state, bind)})`;
 	}
 	/** @internal Undefined: claimed, so do the work. Throws what is neither claimed nor completed. */
 	replay(answer: any, state: State): { value: unknown } | undefined {
@@ -275,21 +283,21 @@ export class Idem<P extends Pool = Pool> {
 	 * @internal One transaction: `begin` with BEGIN in one round trip, the work, and what it returns to commit with COMMIT in
 	 * one round trip. Without `commit` it is rolled back. Throws Again where another attempt may help.
 	 */
-	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; value: R; error?: Error }>,
-		isolation?: string): Promise<R> {
+	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; values?: string[]; value: R; error?: Error }>,
+		isolation?: string, values?: string[]): Promise<R> {
 		const before = performance.now();
 		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
-			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`);
+			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`, values);
 			state.waited = performance.now() - before;
 			stage = 'work';
-			const { commit, value, error } = await work(connection, JSON.parse(text as string));
+			const { commit, values: settled, value, error } = await work(connection, JSON.parse(text as string));
 			if (commit === undefined) {
 				connection.release(await failed(connection.run('ROLLBACK')));
 			} else {
-				stage = 'commit';
-				await connection.run(`${commit}; COMMIT`);
+				if (!connection.lost) stage = 'commit';		// else it is not sent
+				await connection.run(`${commit}; COMMIT`, settled);
 				connection.release(false);
 			}
 			if (error) throw new Done(error);

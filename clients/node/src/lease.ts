@@ -1,4 +1,4 @@
-import { literal, type Pool, type Tx } from './driver';
+import { atMost, literal, type Pool, type Tx } from './driver';
 import { CommitUnknown, Failed, HandlerEndedTransaction, LeaseLost, Refused, TimedOut, codeOf, isConflict, looksLost, translate } from './errors';
 import { Again, pause, type Idem, type Request, type State } from './idem';
 import { toJson } from './json';
@@ -131,6 +131,7 @@ export class Lease<P extends Pool = Pool> {
 	/** Nothing was done, or all of it was undone: gives the request up, so that the next one may begin anew. */
 	async nothingHappened(): Promise<void> {
 		this.#alive();
+		if (this.#fenced) throw new Error('this lease is in a transaction, which holds the request: end it first');
 		await this.#idem.repeat(this.#request, this.#idem.state(), () =>
 			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
 		this.#finish(undefined);
@@ -153,7 +154,8 @@ export class Lease<P extends Pool = Pool> {
 			return await this.settle(value ?? null) as T;
 		} finally {
 			this.#finish(undefined);
-			await this.#quiet();		// or it would renew the lease that is left
+			// Or it would renew the lease that is left. But who was told to stop is not to be kept.
+			if (!this.#abort.signal.aborted) await this.#quiet();
 		}
 	}
 
@@ -201,7 +203,7 @@ export class Lease<P extends Pool = Pool> {
 	}
 	// Waits for the heartbeat that is under way; but not for long: its connection may be dead.
 	async #quiet(): Promise<void> {
-		if (this.#renewing) await Promise.race([this.#renewing, new Promise((resolve) => setTimeout(resolve, 1000))]);
+		if (this.#renewing) await atMost(1000, this.#renewing);
 	}
 	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
 	#extend(progress?: string): string {
@@ -247,10 +249,11 @@ export class Lease<P extends Pool = Pool> {
 		this.#beat = setTimeout(() => this.#heartbeat(), this.#ends - this.#ms * 2 / 3 - now);
 	}
 	#heartbeat(): void {
-		if (this.#renewing) return;
+		if (this.#renewing || this.#over || this.#fenced) return;
 		this.#renewing = this.#renew().catch(async () => {
 			await pause(0);
 			if (!this.#over && !this.#fenced && !this.#abort.signal.aborted) {
+				clearTimeout(this.#beat);		// record() may have set one
 				this.#beat = setTimeout(() => this.#heartbeat(), this.#ms / 20);
 			}
 		}).finally(() => { this.#renewing = undefined; });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
-import { Failed, HandlerEndedTransaction, InProgress, LeaseLost, Mismatch, Refused } from 'idem-pg';
+import { Failed, HandlerEndedTransaction, Idem, InProgress, LeaseLost, Mismatch, Refused } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema, startProxy } from './server.js';
 
 before(prepare);
@@ -125,5 +125,43 @@ for (const driver of ['pg', 'postgres']) describe(driver, () => {
 		assert.equal(value, 1);
 		assert.ok(performance.now() - began < 10_000);
 		await p.end();
+	});
+
+	// The heartbeat's calls of idem_extend go to `beat`.
+	const beating = (beat) => {
+		const idem = new Idem(d.pool, { schema });
+		const { query } = idem.driver;
+		idem.driver.query = (sql) => /_extend"?\(/.test(sql) && / NULL, 'lease'\)/.test(sql) ? beat(() => query(sql)) : query(sql);
+		return (id, seconds, work) => idem.lease({ user: 'anna', id, scope: 'lease', lease: seconds }, work);
+	};
+
+	test('no heartbeat after the end, though one has failed while the work recorded', async () => {
+		let beats = 0, l;
+		const work = beating(async (query) => {
+			if (++beats > 1) return query();
+			setImmediate(() => l.record('x').catch(() => {}));
+			throw Object.assign(new Error('x'), { code: 'ECONNRESET' });
+		});
+		await assert.rejects(work(newId(), 0.9, async (given) => { l = given; await sleep(450); throw new Error('bug'); }), /bug/);
+		const before = beats;
+		assert.ok(before >= 1);
+		await sleep(600);
+		assert.equal(beats, before);
+	});
+
+	test('a heartbeat that is never answered does not keep who was told to stop', async () => {
+		const began = performance.now();
+		await assert.rejects(beating(() => new Promise(() => {}))(newId(), 1, async (l) => {
+			await new Promise((resolve) => l.signal.addEventListener('abort', resolve));
+			l.check();
+		}), LeaseLost);
+		assert.ok(performance.now() - began < 1500);
+	});
+
+	test('it is not given up within its own transaction', async () => {
+		await lease(newId(), async (l) => {
+			await assert.rejects(l.transaction(() => l.nothingHappened()), /in a transaction, which holds the request/);
+			await l.nothingHappened();
+		});
 	});
 });

@@ -8,8 +8,8 @@ const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerE
 before(prepare);
 after(() => admin.end());
 
-for (const driver of ['pg', 'postgres']) describe(driver, () => {
-	const d = drivers[driver]();
+for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: false }]]) describe(`${driver} ${JSON.stringify(options ?? {})}`, () => {
+	const d = drivers[driver](options);
 	const { idem, insert, sql } = d;
 	const once = (id, handler, more = {}) => idem.once({ user: 'anna', id, scope: 'pay', ...more }, handler);
 	after(() => d.end());
@@ -199,6 +199,20 @@ for (const driver of ['pg', 'postgres']) describe(driver, () => {
 		await p.end();
 		// postgres.js opens a pool again that was ended.
 		if (driver === 'pg') await assert.rejects(p.idem.once({ user: 'anna', id: newId() }, () => 1), /after calling end/);
+	});
+
+	if (driver === 'pg') test('no listener is left on a connection, and the error says why it was lost', async () => {
+		const p = drivers.pg({ max: 1 });
+		const counts = new Set();
+		for (let n = 0; n < 15; n++) {
+			await p.idem.once({ user: 'anna', id: newId() }, (tx) => { counts.add(['error', 'end'].map((name) => tx.listenerCount(name)).join()); });
+		}
+		assert.equal(counts.size, 1);
+		await assert.rejects(p.idem.once({ user: 'anna', id: newId(), attempts: 1 }, async (tx) => {
+			await tx.query("SET LOCAL idle_in_transaction_session_timeout = '20 ms'");
+			await new Promise((resolve) => setTimeout(resolve, 500));
+		}), /connection lost: .*idle-in-transaction timeout/);
+		await p.end();
 	});
 
 	test('outcomes are told', async () => {

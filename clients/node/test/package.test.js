@@ -48,7 +48,20 @@ test('npm pack, into an empty project', async () => {
 			// @ts-expect-error: not a pool
 			new Idem({});
 			export { answer, stored, testIdem };`);
-		run(join(here, 'node_modules/.bin/tsc'), ['--noEmit', '--strict', '--target', 'es2022', '--module', 'nodenext', '--types', 'node', '--skipLibCheck', 'types.mts'], { cwd: project });
+		writeFileSync(join(project, 'types.cts'), `
+			import { Idem, type Lease } from 'idem-pg';
+			import { check } from 'idem-pg/install';
+			import pg = require('pg');
+			const pool = new pg.Pool();
+			async function main(): Promise<number> {
+				const { value } = await new Idem(pool).lease({ user: 'a', id: 1n }, async (l: Lease<pg.Pool>) => {
+					const signal: AbortSignal = l.signal;
+					return l.settle({ ok: !signal.aborted, n: 1 }, (tx) => tx.query('SELECT 1'));
+				});
+				return (await check(pool)).ok ? value.n : 0;
+			}
+			export = main;`);
+		run(join(here, 'node_modules/.bin/tsc'), ['--noEmit', '--strict', '--target', 'es2022', '--module', 'nodenext', '--types', 'node', '--skipLibCheck', 'types.mts', 'types.cts'], { cwd: project });
 	} catch (error) {
 		throw new Error(`${error.message}\n${error.stdout ?? ''}${error.stderr ?? ''}`);
 	} finally {

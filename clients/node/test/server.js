@@ -30,7 +30,8 @@ export async function startProxy() {
 	const sockets = new Set();
 	const proxy = { onMessage: () => null, close: () => { server.close(); sockets.forEach((socket) => socket.destroy()); } };
 	const server = net.createServer((client) => {
-		const up = net.connect(Number(process.env.PGPORT ?? 5432), process.env.PGHOST?.startsWith('/') ? undefined : process.env.PGHOST ?? '127.0.0.1');
+		const { PGHOST = '127.0.0.1', PGPORT = '5432' } = process.env;
+		const up = net.connect(PGHOST.startsWith('/') ? { path: `${PGHOST}/.s.PGSQL.${PGPORT}` } : { host: PGHOST, port: Number(PGPORT) });
 		sockets.add(client).add(up);
 		const end = () => { client.destroy(); up.destroy(); };
 		for (const socket of [client, up]) socket.on('error', end).on('close', end);

@@ -9,7 +9,7 @@ if (DRIVER === 'pg') {
 	pool = new pg.Pool({ max: Number(POOL_SIZE) });
 	rows = async (tx, text, values) => (await tx.query(text, values)).rows;
 } else {
-	pool = (await import('postgres')).default({ max: Number(POOL_SIZE), fetch_types: false, prepare: false, onnotice: () => {} });
+	pool = (await import('postgres')).default({ max: Number(POOL_SIZE), fetch_types: false, prepare: !process.env.PGBOUNCER, onnotice: () => {} });
 	rows = (tx, text, values = []) => tx.unsafe(text, values);
 }
 const idem = new Idem(pool, { schema: IDEM_SCHEMA });
