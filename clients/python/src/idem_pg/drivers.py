@@ -92,7 +92,11 @@ class Psycopg(Driver):
     def acquire(self) -> Steps[Any]:
         tx = yield self.source.getconn() if hasattr(self.source, "getconn") else self.source()
         self.before[id(tx)] = tx.autocommit
-        yield from self.set_autocommit(tx, True)
+        try:
+            yield from self.set_autocommit(tx, True)
+        except BaseException:
+            yield from self.release(tx, True)
+            raise
         return tx
 
     def set_autocommit(self, tx: Any, value: bool) -> Steps[None]:
@@ -160,16 +164,19 @@ class Asyncpg(Driver):
         return first + "".join(f"${n}{part}" for n, part in enumerate(rest, 1))
 
     def acquire(self) -> Steps[Any]:
-        return (yield self.source.acquire() if hasattr(self.source, "acquire") else self.source())
+        return (yield self.source.acquire(timeout=30) if hasattr(self.source, "acquire") else self.source())
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
         self.transactions.pop(id(tx), None)
-        if broken and not self.closed(tx):
+        if getattr(tx, "_con", tx) is None:  # the pool has it already
+            return
+        if broken or self.closed(tx):
+            # Not pool.release(): it leaves the place of a connection that asyncpg has aborted taken for ever.
             tx.terminate()
-        if hasattr(self.source, "release"):
-            yield self.source.release(tx)
-        elif not broken:
-            yield tx.close()
+        elif hasattr(self.source, "release"):
+            yield self.source.release(tx, timeout=30)
+        else:
+            yield tx.close(timeout=30)
 
     def closed(self, tx: Any) -> bool:
         # A pool takes its connection back when it is lost.
