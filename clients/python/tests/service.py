@@ -22,6 +22,7 @@ DRIVER = os.environ.get("DRIVER") or ("psycopg_async" if ASYNC else "psycopg")
 SCHEMA = os.environ.get("IDEM_SCHEMA", "idem")
 SIZE = int(os.environ.get("POOL_SIZE", "4"))
 PORT = int(os.environ["PORT"])
+BOUNCED = {"kwargs": {"prepare_threshold": None}} if os.environ.get("PGBOUNCER") else {}  # for a pool of psycopg
 if ASYNC == (DRIVER == "psycopg"):
     sys.exit(f"{FRAMEWORK} does not go with {DRIVER}")
 
@@ -206,7 +207,7 @@ def ready():
 def blocking():
     import psycopg_pool
 
-    pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=SIZE, timeout=10)
+    pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=SIZE, timeout=10, **BOUNCED)
     idem = idem_pg.Idem(pool, SCHEMA)
     views = guarded(idem)
     if FRAMEWORK == "flask":
@@ -263,7 +264,7 @@ async def asynchronous():
     else:
         import psycopg_pool
 
-        pool = psycopg_pool.AsyncConnectionPool("", min_size=1, max_size=SIZE, timeout=10, open=False)
+        pool = psycopg_pool.AsyncConnectionPool("", min_size=1, max_size=SIZE, timeout=10, open=False, **BOUNCED)
         await pool.open()
     idem = idem_pg.AsyncIdem(pool, SCHEMA)
 

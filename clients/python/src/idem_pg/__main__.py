@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
 from . import __version__
-from .drivers import Steps, arun, run
 
 
 def sql(schema: str = "idem", grant: Sequence[str] = ()) -> str:
-    """The portable edition as SQL for one transaction: installs it into the schema, or upgrades what is there.  Roles
-    in `grant` may claim and settle requests then."""
+    """The portable edition as SQL for one transaction: installs or upgrades it; roles in `grant` may use it then."""
     name, quoted = (q + schema.replace(q, q + q) + q for q in "\"'")
     grants = "".join("SELECT {}.idem_grant('{}', 'app');\n".format(name, role.replace("'", "''")) for role in grant)
     text = files(__package__ or "idem_pg").joinpath("idem-portable-plain.sql").read_text()
@@ -32,30 +29,22 @@ SET LOCAL search_path = {name};
 
 
 def migrate(connection: Any, schema: str = "idem", grant: Sequence[str] = ()) -> Any:
-    """Runs `sql` on a connection of psycopg or asyncpg; await it if the connection is asynchronous.  In a transaction
-    of yours it becomes part of that."""
-
-    def steps() -> Steps[None]:
-        yield connection.execute(sql(schema, grant))
-
-    runner: Any = arun if inspect.iscoroutinefunction(connection.execute) else run
-    return runner(steps())
+    """Runs `sql` on a connection of psycopg or asyncpg, in your transaction if there is one; await it in asyncio."""
+    return connection.execute(sql(schema, grant))
 
 
 def look(connection: Any, schema: str) -> Iterator[tuple[bool, str]]:
     """What `check` tells: whether it is well, and a sentence."""
     import psycopg
-    from psycopg import sql as compose
 
     def value(text: str, *args: Any) -> Any:
-        query = compose.SQL(text).format(schema=compose.Identifier(schema))
-        row = connection.execute(query, args).fetchone()
+        row = connection.execute(text.replace("{schema}", '"' + schema.replace('"', '""') + '"'), args).fetchone()
         return row[0] if row else None
 
     version = int(value("SHOW server_version_num"))
     yield version >= 150000, f"server: PostgreSQL {version // 10000}; 15 or later is needed"
-    claim = "SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %s AND proname = %s"
-    function = value(claim + " ORDER BY p.oid LIMIT 1", schema, "idem_try_claim")
+    function = value("SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %s"
+                     " AND proname = 'idem_try_claim' ORDER BY p.oid LIMIT 1", schema)  # fmt: skip
     if function is None:
         yield False, f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE"
         return
@@ -63,20 +52,18 @@ def look(connection: Any, schema: str) -> Iterator[tuple[bool, str]]:
         "SELECT extname::text FROM pg_extension JOIN pg_depend ON refobjid = pg_extension.oid WHERE objid = %s"
         " AND deptype = 'e'", function)  # fmt: skip
     yield True, f"edition: {'C' if extension == 'idem' else 'portable'}"
-    granted = value(
+    role, granted = value("SELECT current_user::text"), value(
         "SELECT has_schema_privilege(%s, 'USAGE') AND has_function_privilege(%s::oid, 'EXECUTE')", schema, function)
-    role = value("SELECT current_user::text")
-    grant = f"let idem's owner run SELECT {schema}.idem_grant('{role}', 'app')"
-    yield granted, f"rights: role {role} may {'' if granted else 'not '}use it" + ("" if granted else f"; {grant}")
+    grant = f"not use it; let idem's owner run SELECT {schema}.idem_grant('{role}', 'app')"
+    yield granted, f"rights: role {role} may {'use it' if granted else grant}"
     inside = value("SELECT %s = ANY (current_schemas(false)::text[])", schema)
     yield True, f"search_path: has {'' if inside else 'not '}{schema}; this client needs it not"
     try:
         installed = value("SELECT {schema}.idem_version()").split("+")[0]
-        advice = "" if installed == __version__ else "; install the same version of both"
-        yield installed == __version__, f"version: {installed}, client {__version__}{advice}"
+        yield installed == __version__, f"version: {installed}, client {__version__}; both should be the same"
         cleaning = value("SELECT cleaning FROM {schema}.idem_stat_cleanup")
-        well = cleaning.startswith(("worker", "sessions"))
         how = "preload idem, or call idem_start_worker()" if extension == "idem" else "call idem_cleanup_all() from a timer"
+        well = cleaning.startswith(("worker", "sessions"))
         yield well, f"cleaning: {cleaning}" + ("" if well else f"; {how}")
     except psycopg.errors.InsufficientPrivilege:
         yield True, "version, cleaning: only idem's owner and operators may look; run this check as one of them"
@@ -95,19 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(sql(options.schema, options.grant))
         return 0
     import psycopg
-
     try:
         with psycopg.connect(options.dsn, autocommit=options.command == "check") as connection:
             if options.command == "install":
                 migrate(connection, options.schema, options.grant)
-                print(f"idem {__version__} is in schema {options.schema}")
-                return 0
-            found = list(look(connection, options.schema))
+                found = [(True, f"idem {__version__} is in schema {options.schema}")]
+            else:
+                found = list(look(connection, options.schema))
     except psycopg.Error as error:
         print(error, file=sys.stderr)
         return 2
-    for well, sentence in found:
-        print(f"{'ok  ' if well else 'MEND'} {sentence}")
+    print(*(f"{'ok  ' if well else 'MEND'} {sentence}" for well, sentence in found), sep="\n")
     return 0 if all(well for well, _ in found) else 1
 
 

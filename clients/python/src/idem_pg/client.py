@@ -22,7 +22,6 @@ Handler = Callable[[Any], Any]
 def steps_of(handler: Handler) -> Callable[[Any], Steps[Any]]:
     def steps(tx: Any) -> Steps[Any]:
         return (yield handler(tx))
-
     return steps
 
 
@@ -30,7 +29,6 @@ def blocking(method: Callable[P, Steps[T]]) -> Callable[P, T]:
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> T:
         return run(method(*args, **options))
-
     return call
 
 
@@ -38,13 +36,10 @@ def awaited(method: Callable[P, Steps[T]]) -> Callable[P, Coroutine[Any, Any, T]
     @functools.wraps(method)
     async def call(*args: P.args, **options: P.kwargs) -> T:
         return await arun(method(*args, **options))
-
     return call
 
 
 class Methods:
-    """What both classes can do, in steps."""
-
     asynchronous = False
 
     def __init__(self, source: Any, schema: str = "idem", on_outcome: Callable[[Event], object] | None = None) -> None:
@@ -66,8 +61,7 @@ class Methods:
         tx is the connection, in a transaction that `once` commits.  The handler is called again after a serialization
         failure, a deadlock or a lost connection, so it does nothing that a rollback does not undo.  Its other errors
         roll back and come through.  params: compared with those of the first execution.  wait: seconds to wait for
-        another holder, None for the setting idem.wait.
-        """
+        another holder, None for the setting idem.wait."""
         request = Request(user, id, scope, params, wait, attempts)
         return self._core.observed(request, self._core.once(request, steps_of(handler)))
 
@@ -109,9 +103,8 @@ class Methods:
         """The row of idem_lookup, by the names of its columns; None if nothing is stored."""
         request = Request(user, id, scope)
         row = yield from self._core.statement(request, self._core.LOOKUP, request.key)
-        return None if row is None else dict(zip(
-            ("state", "expires_at", "lease_until", "fingerprint", "committed_at", "result", "progress"),
-            (*row[:5], loads(row[5]), loads(row[6]))))  # fmt: skip
+        names = ("state", "expires_at", "lease_until", "fingerprint", "committed_at", "result", "progress")
+        return None if row is None else dict(zip(names, (*row[:5], loads(row[5]), loads(row[6]))))
 
     def _forget(self, *, user: Id, id: Id, scope: str = "") -> Steps[bool]:
         """Drops a request, so that it can be executed again.  For operators.  A lost connection is an error here: between

@@ -24,7 +24,6 @@ log = logging.getLogger("idem_pg")
 class Answer:
     """`value`: what the handler returned, as jsonb holds it: without the order of keys.  `replayed`: an earlier
     execution has stored it, which can be a lost attempt of this very call.  `expires_at`: remembered until then."""
-
     value: Any
     replayed: bool
     expires_at: datetime | None = None
@@ -34,7 +33,6 @@ class Answer:
 class Event:
     """What `on_outcome` is told of each once, call, within and lease.  outcome: `claimed` for an execution, `completed`
     for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took."""
-
     scope: str
     outcome: str
     replayed: bool
@@ -43,7 +41,7 @@ class Event:
 
 
 class Request:
-    """The arguments that name a request, and how the call goes about it."""
+    """The arguments that name a request, how the call goes about it, and how far it is."""
 
     def __init__(
         self, user: object, id: object, scope: str, params: Any = None, wait: Duration | None = 0, attempts: int = 5,
@@ -62,9 +60,7 @@ class Request:
             self.wait = None if wait is None else seconds(wait)
         except (TypeError, ValueError) as error:
             raise Invalid(str(error)) from error
-        self.attempts = attempts
-        # What has happened so far
-        self.attempt, self.waited = 0, 0.0
+        self.attempts, self.attempt, self.waited = attempts, 0, 0.0
         self.stage = ""  # connect, claim, handler, commit: what is under way
         self.lost = self.unanswered = self.spent = False
 
@@ -75,19 +71,16 @@ class Request:
 
 
 class Core:
-    """The steps.  Idem and AsyncIdem run them."""
-
     def __init__(
         self, source: Any, asynchronous: bool, schema: str, on_outcome: Callable[[Event], object] | None
     ) -> None:
-        self.driver, self.schema, self.on_outcome = driver_of(source, asynchronous), schema, on_outcome
-        self.asynchronous = asynchronous
+        self.driver, self.asynchronous = driver_of(source, asynchronous), asynchronous
+        self.schema, self.on_outcome = schema, on_outcome
         s = '"' + schema.replace('"', '""') + '".idem_'
         text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
-        wait = f"make_interval(secs => CAST({MARK} AS float8))"
-        token = f"CAST({MARK} AS bigint)"
-        claim = f"{text}, {text}, scope => {text}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
+        wait, token = f"make_interval(secs => CAST({MARK} AS float8))", f"CAST({MARK} AS bigint)"
         key = f"{text}, {text}, scope => {text}"
+        claim = f"{key}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
         self.CLAIM = f"SELECT CAST(outcome AS text), CAST(result AS text), expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
@@ -122,17 +115,9 @@ class Core:
         try:
             return (yield from steps)
         except Exception as error:
-            translated = errors.translated(error, self.schema, function)
-            if translated is error:
+            if (translated := errors.translated(error, self.schema, function)) is error:
                 raise
             raise translated from error
-
-    def settle(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        """Stores the outcome of a handler, and commits."""
-        try:
-            return (yield from self.ask(self.driver.finish(tx, sql, args)))
-        except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
-            raise HandlerEndedTransaction() from error
 
     def repeat(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         """Runs the body with a connection: again after a conflict or a lost connection, while attempts are left."""
@@ -144,9 +129,7 @@ class Core:
                 tx = yield from driver.acquire()
                 answer = yield from body(tx)
             except BaseException as error:
-                broken = False
-                if tx is not None:
-                    broken = yield from self.abandon(tx, error)
+                broken = tx is not None and (yield from self.abandon(tx, error))
                 if not isinstance(error, Exception):
                     raise
                 again = self.again(request, error, broken)
@@ -201,6 +184,13 @@ class Core:
             log.debug("a connection could not be given back", exc_info=True)
         return broken
 
+    def over(self, tx: Any) -> Steps[None]:
+        """ROLLBACK after an answer that is known, so its failure is no error."""
+        try:
+            yield from self.driver.rollback(tx)
+        except Exception:
+            log.debug("ROLLBACK has failed", exc_info=True)
+
     def outcome(self, row: Any, request: Request) -> Answer | None:
         """None: claimed.  Any outcome but a stored answer is raised."""
         outcome, result, expires = row[:3]
@@ -227,21 +217,19 @@ class Core:
             row = yield from self.claimed(request, driver.begin(tx, self.CLAIM, request.claim()))
             answer = self.outcome(row, request)
             if answer is not None:
-                try:
-                    yield from driver.rollback(tx)
-                except Exception:  # the answer is known
-                    log.debug("ROLLBACK after a replay failed", exc_info=True)
+                yield from self.over(tx)
                 return answer
-            request.stage = "handler"
-            refused = False
+            request.stage, sql = "handler", self.COMPLETE
             try:
-                value = yield from handler(tx)
+                text = dumps((yield from handler(tx)))
             except Refused as refusal:
-                value, refused = refusal.value, True
-            text = dumps(value)
+                text, sql = dumps(refusal.value), self.FAIL
             request.stage = "commit"
-            yield from self.settle(tx, self.FAIL if refused else self.COMPLETE, (*request.key, text, None))
-            return Failed(loads(text), replayed=False) if refused else Answer(loads(text), False, row[2])
+            try:
+                yield from self.ask(driver.finish(tx, sql, (*request.key, text, None)))
+            except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
+                raise HandlerEndedTransaction() from error
+            return Answer(loads(text), False, row[2]) if sql == self.COMPLETE else Failed(loads(text), replayed=False)
 
         answer = yield from self.repeat(request, body)
         if isinstance(answer, Failed):
@@ -255,8 +243,7 @@ class Core:
             yield from self.driver.begin(tx, "SELECT 1", ())
             request.stage = "handler"
             value = yield from handler(tx)
-            request.stage = "commit"
-            request.attempts = request.attempt
+            request.stage, request.attempts = "commit", request.attempt
             yield from self.driver.finish(tx, "SELECT 1", ())
             return value
 
@@ -293,7 +280,7 @@ class Core:
 
         def body(tx: Any) -> Steps[Any]:
             request.stage = "commit" if writes else "read"
-            return (yield from self.ask(self.driver.query(tx, sql, args), "idem_"))
+            return (yield from self.ask(self.driver.query(tx, sql, args)))
 
         return (yield from self.repeat(request, body))
 
@@ -306,22 +293,19 @@ class Core:
         def body(tx: Any) -> Steps[Any]:
             request.stage, before = "claim", time.monotonic()
             try:
-                wait = request.claim()[-1]
-                row = yield from self.driver.query(tx, self.CALL, (*request.key, function, text, wait))
+                return (yield from self.driver.query(tx, self.CALL, (*request.key, function, text, request.claim()[-1])))
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
                     row = yield from self.driver.query(tx, self.RESULT, request.key)
                     raise Failed(loads(row[0])) from error
                 # An answer of the function itself comes through; so does a function that is missing.
-                translated = errors.translated(error, self.schema, "idem_call")
-                if translated is not error:
+                if (translated := errors.translated(error, self.schema, "idem_call")) is not error:
                     raise translated from error
                 if errors.lost(error, self.driver.closed(tx)):
                     request.stage = "commit"  # the statement may have been executed
                 raise
             finally:
                 request.waited += time.monotonic() - before
-            return row
 
         row = yield from self.repeat(request, body)
         return Answer(loads(row[0]), row[1] == "completed")

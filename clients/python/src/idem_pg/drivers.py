@@ -18,9 +18,8 @@ MARK = "\1"  # no name of a schema has it
 
 
 def run(steps: Steps[T]) -> T:
-    """Runs a generator whose calls have blocked already."""
+    value = None
     try:
-        value = next(steps)
         while True:
             value = steps.send(value)
     except StopIteration as stop:
@@ -28,38 +27,31 @@ def run(steps: Steps[T]) -> T:
 
 
 async def arun(steps: Steps[T]) -> T:
-    """Runs a generator, and awaits what it yields."""
+    step, value = steps.send, None
     try:
-        value = next(steps)
         while True:
+            value, step = step(value), steps.send
             if inspect.isawaitable(value):
                 try:
                     value = await value
                 except BaseException as error:
-                    value = steps.throw(error)
-                    continue
-            value = steps.send(value)
+                    step, value = steps.throw, error
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
 
 class Driver:
-    """The connections and the dialect of a driver.  What the subclasses have:
-
-    acquire: a connection outside of a transaction; release: gives it back; broken: it is closed and to be replaced.
-    query: one statement, returns its first row.  begin: BEGIN and the statement; finish: the statement and COMMIT, and
-    no error only if both succeeded; each in one round trip if the driver can.
-    """
+    """The dialect of a driver; by itself that of a connection of DB-API, such as Django's, for `within`.  Drivers of pools
+    have acquire: a connection outside of a transaction; release: gives it back (broken: it is to be replaced); begin:
+    BEGIN and a statement; finish: a statement and COMMIT, and no error only if both succeeded."""
 
     def __init__(self, source: Any, sleep: Callable[[float], Any]) -> None:
         self.source, self.sleep = source, sleep
 
     def sql(self, template: str) -> str:
-        """The template, which has a MARK for each parameter, in the driver's style."""
         return template.replace("%", "%%").replace(MARK, "%s")
 
     def savepoint(self, tx: Any) -> Steps[Any]:
-        """Begins a savepoint; returns what `end` takes."""
         yield from self.query(tx, "SAVEPOINT idem_within", ())
 
     def end(self, tx: Any, savepoint: Any, undo: bool) -> Steps[None]:
@@ -68,7 +60,7 @@ class Driver:
         yield from self.query(tx, "RELEASE SAVEPOINT idem_within", ())
 
     def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        """One statement of a connection of DB-API, such as Django's."""
+        """One statement; returns its first row."""
         with tx.cursor() as cursor:
             cursor.execute(self.sql(sql), args)
             return cursor.fetchone() if cursor.description else None
@@ -76,8 +68,8 @@ class Driver:
 
 
 class Psycopg(Driver):
-    """psycopg 3, synchronous or not.  The simple protocol sends BEGIN with the claim, and COMMIT with the result:
-    the server does not execute COMMIT if the statement before it has failed.  Works behind PgBouncer, too."""
+    """psycopg 3.  The simple protocol sends BEGIN with the claim, and COMMIT with the result: the server does not execute
+    COMMIT if the statement before it has failed.  Works behind PgBouncer, too."""
 
     def __init__(self, source: Any, sleep: Callable[[float], Any], asynchronous: bool) -> None:
         super().__init__(source, sleep)
@@ -92,27 +84,27 @@ class Psycopg(Driver):
     def acquire(self) -> Steps[Any]:
         tx = yield self.source.getconn() if hasattr(self.source, "getconn") else self.source()
         self.before[id(tx)] = tx.autocommit
-        yield from self.set_autocommit(tx, True)
+        try:
+            yield from self.set_autocommit(tx, True)
+        except BaseException:
+            yield from self.release(tx, True)
+            raise
         return tx
 
     def set_autocommit(self, tx: Any, value: bool) -> Steps[None]:
-        if tx.autocommit == value:
-            return
-        if self.asynchronous:
+        if self.asynchronous and tx.autocommit != value:
             yield tx.set_autocommit(value)
-        else:
+        elif tx.autocommit != value:
             tx.autocommit = value
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
-        before = self.before.pop(id(tx), True)
+        before, pooled = self.before.pop(id(tx), True), hasattr(self.source, "putconn")
         if broken:
             tx.pgconn.finish()
-        elif hasattr(self.source, "putconn"):
+        elif pooled:
             yield from self.set_autocommit(tx, before)
-        if hasattr(self.source, "putconn"):
-            yield self.source.putconn(tx)
-        else:
-            yield tx.close()
+        back = self.source.putconn(tx) if pooled else tx.close()
+        yield asyncio.shield(back) if self.asynchronous else back
 
     def closed(self, tx: Any) -> bool:
         return bool(tx.closed)
@@ -160,24 +152,24 @@ class Asyncpg(Driver):
         return first + "".join(f"${n}{part}" for n, part in enumerate(rest, 1))
 
     def acquire(self) -> Steps[Any]:
-        return (yield self.source.acquire() if hasattr(self.source, "acquire") else self.source())
+        return (yield self.source.acquire(timeout=30))
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
         self.transactions.pop(id(tx), None)
-        if broken and not self.closed(tx):
+        if getattr(tx, "_con", tx) is None:  # the pool has it already
+            return
+        if broken or self.closed(tx):
+            # Not pool.release(): it leaves the place of a connection that asyncpg has aborted taken for ever.
             tx.terminate()
-        if hasattr(self.source, "release"):
-            yield self.source.release(tx)
-        elif not broken:
-            yield tx.close()
+        else:
+            yield self.source.release(tx, timeout=30)
 
     def closed(self, tx: Any) -> bool:
         # A pool takes its connection back when it is lost.
         return getattr(tx, "_con", tx) is None or bool(tx.is_closed())
 
     def renew(self) -> Steps[None]:
-        if hasattr(self.source, "expire_connections"):
-            yield self.source.expire_connections()
+        yield self.source.expire_connections()
 
     def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
         return (yield tx.fetchrow(self.sql(sql), *args))
@@ -199,7 +191,7 @@ class Asyncpg(Driver):
 
 
 class Sqlalchemy(Driver):
-    """Sessions and connections of SQLAlchemy, synchronous or not, for `within`."""
+    """Sessions and connections of SQLAlchemy, for `within`."""
 
     def sql(self, template: str) -> str:
         first, *rest = template.split(MARK)

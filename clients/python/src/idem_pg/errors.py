@@ -7,10 +7,8 @@ from typing import Any
 
 
 class IdemError(Exception):
-    """What idem or this client answers in place of a result.
-
-    `retryable`: the same request may be sent again, after `retry_after` seconds.  `status`: the HTTP status that fits.
-    """
+    """What idem or this client answers in place of a result.  `retryable`: the same request may be sent again, after
+    `retry_after` seconds.  `status`: the HTTP status that fits."""
 
     outcome: str = "error"
     sqlstate: str | None = None
@@ -29,18 +27,14 @@ class IdemError(Exception):
 class InProgress(IdemError, outcome="in_progress", sqlstate="ID409", status=409, again=True):
     """Another holder is executing this request: send it again later."""
 
-
 class TimedOut(IdemError, outcome="timed_out", sqlstate="ID503", status=503, again=True):
     """Another holder was still executing this request when the wait was over: send it again later."""
-
 
 class Mismatch(IdemError, outcome="mismatch", sqlstate="ID422", status=422):
     """The id was used with other parameters."""
 
-
 class Stale(IdemError, outcome="stale", sqlstate="ID412", status=412):
     """The id is too old to tell whether it was executed: look, then use a new one."""
-
 
 class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
     """The request has failed for good: `stored` is what was stored then."""
@@ -53,34 +47,26 @@ class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
 class Unknown(IdemError, outcome="unknown", sqlstate="ID424", status=409):
     """Nobody knows whether this request was executed: an operator finds out, then calls idem_heal or idem_forget."""
 
-
 class Invalid(IdemError, outcome="invalid", sqlstate="ID400", status=400):
     """The arguments are malformed."""
-
 
 class LeaseLost(IdemError, outcome="lease_lost", sqlstate="ID410", status=409):
     """The lease has ended, or has another holder: stop, and write nothing."""
 
-
 class TooLarge(IdemError, outcome="too_large", sqlstate="ID413"):
     """The value is larger than the scope allows: nothing was stored, and the work was rolled back."""
-
 
 class CommitUnknown(IdemError, outcome="commit_unknown", sqlstate="08007", status=503, again=True):
     """The connection was lost while COMMIT was under way: send the request again with the same id, which tells."""
 
-
 class NotInstalled(IdemError, outcome="not_installed", sqlstate="42883"):
     """idem is not installed in this schema."""
-
 
 class NoRights(IdemError, outcome="no_rights", sqlstate="42501"):
     """The role may not use idem."""
 
-
 class HandlerEndedTransaction(IdemError, outcome="handler_ended_transaction", sqlstate="ID410"):
     """The handler committed or rolled back itself, so its result was not stored: it must leave that to idem_pg."""
-
 
 class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlstate="25P02"):
     """A statement of the handler failed, and the handler went on: everything was rolled back.  Use a savepoint where an
@@ -88,10 +74,8 @@ class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlsta
 
 
 class Refused(Exception):
-    """Raised by a handler to end the request for good: `value` is stored by idem_fail, and each retry gets `Failed`.
-
-    What the handler has written is committed.
-    """
+    """Raised by a handler to end the request for good: `value` is stored by idem_fail, what the handler has written is
+    committed, and each retry gets `Failed`."""
 
     def __init__(self, value: Any = None) -> None:
         super().__init__(value)
@@ -125,11 +109,8 @@ def sqlstate(error: BaseException) -> str | None:
 
 def of_driver(error: BaseException) -> bool:
     """Whether a driver, or the network below it, has raised this."""
-    return isinstance(error, OSError) or any(
-        c.__module__.split(".")[0] in ("psycopg", "asyncpg", "psycopg2", "sqlalchemy")
-        or c.__module__ == "django.db.utils"
-        for c in type(error).__mro__
-    )
+    modules = ("psycopg.", "psycopg_pool.", "asyncpg.", "psycopg2.", "sqlalchemy.", "django.db.utils.")
+    return isinstance(error, OSError) or any((c.__module__ + ".").startswith(modules) for c in type(error).__mro__)
 
 
 def conflict(error: BaseException) -> bool:
@@ -139,13 +120,10 @@ def conflict(error: BaseException) -> bool:
 
 def lost(error: BaseException, closed: bool) -> bool:
     """Whether a lost connection is behind this error.  closed: the connection of the transaction is gone."""
-    for e in chain(error):
-        code = sqlstate(e)
-        if code in ("57P01", "57P02", "57P03") or (code or "").startswith("08"):
-            return True
-        if getattr(e, "connection_invalidated", False) or (closed and of_driver(e)):
-            return True
-    return False
+    return any(
+        (sqlstate(e) or "").startswith(("08", "57P01", "57P02", "57P03"))
+        or getattr(e, "connection_invalidated", False) or (closed and of_driver(e))
+        for e in chain(error))  # fmt: skip
 
 
 def translated(error: Exception, schema: str, function: str = "idem_") -> Exception:
@@ -155,8 +133,7 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
         return error
     cause = getattr(error, "orig", None) or error
     diag = getattr(cause, "diag", None)
-    # Without LINE and CONTEXT
-    text = str(getattr(diag, "message_primary", None) or cause)
+    text = str(getattr(diag, "message_primary", None) or cause)  # without LINE and CONTEXT
     detail = getattr(diag, "message_detail", None) or getattr(cause, "detail", None)
     if code in BY_SQLSTATE:
         return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text)

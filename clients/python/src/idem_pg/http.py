@@ -1,5 +1,4 @@
-"""HTTP requests with an Idempotency-Key, after draft-ietf-httpapi-idempotency-key-header: Starlette, FastAPI, Flask,
-Django."""
+"""HTTP requests with an Idempotency-Key, after draft-ietf-httpapi-idempotency-key-header."""
 
 from __future__ import annotations
 
@@ -8,9 +7,10 @@ import hashlib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass
+from datetime import timezone
 from decimal import Decimal
 from email.utils import format_datetime
 from typing import Any
@@ -23,10 +23,8 @@ from .values import Duration, check
 
 Headers = list[tuple[str, str]]
 STORED = {"content-type", "content-language", "content-encoding", "location", "etag", "last-modified", "link"}
-NEVER = {
-    "set-cookie", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
-    "transfer-encoding", "upgrade", "content-length", "date",
-}  # fmt: skip
+NEVER = set("set-cookie connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"
+            " upgrade content-length date".split())  # fmt: skip
 
 
 @dataclass
@@ -38,11 +36,9 @@ class Reply:
     body: bytes
 
 
-def reply(
-    status: int = 200, body: Any = None, headers: dict[str, str] | Iterable[tuple[str, str]] | None = None
-) -> Reply:
+def reply(status: int = 200, body: Any = None, headers: dict[str, str] | Iterable[tuple[str, str]] = ()) -> Reply:
     """A response of a handler: bytes and text are sent as they are, anything else but None as JSON."""
-    pairs = list(headers.items() if isinstance(headers, dict) else headers or ())
+    pairs = list(headers.items() if isinstance(headers, dict) else headers)
     if isinstance(body, bytes):
         data, kind = body, "application/octet-stream"
     elif isinstance(body, str):
@@ -59,21 +55,14 @@ def default_final(status: int) -> bool:
     return status < 500 and status not in (409, 425, 429)
 
 
-def identity(value: Any) -> Any:
-    return value
-
-
 @dataclass
 class Options:
-    """What `Idem.http` takes.
-
-    scope: the namespace of the keys.  user: tells who sends a request; two users can use the same key.
+    """scope: the namespace of the keys.  user: tells who sends a request; two users can use the same key.
     key: the name of the header.  required: whether a request without a key is refused; else it is executed without one.
     wait: seconds to wait for another request with the key.  attempts: as in `once`.
     final: whether a response with this status is stored, and its writes are committed; else all is rolled back.
     fingerprint: what must be equal in a retry, as JSON; default method, path and body.
-    headers: names of more headers to store.  encode, decode: change what is stored, to encrypt it for example.
-    """
+    headers: names of more headers to store.  encode, decode: change what is stored, to encrypt it for example."""
 
     scope: str
     user: Callable[[Any], Any]
@@ -84,12 +73,8 @@ class Options:
     final: Callable[[int], bool] = default_final
     fingerprint: Callable[[Any], Any] | None = None
     headers: Iterable[str] = ()
-    encode: Callable[[Any], Any] = identity
-    decode: Callable[[Any], Any] = identity
-    names: set[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = (STORED | {name.lower() for name in self.headers}) - NEVER
+    encode: Callable[[Any], Any] = lambda value: value
+    decode: Callable[[Any], Any] = lambda value: value
 
 
 class NotFinal(Exception):
@@ -121,40 +106,35 @@ def parse_key(header: str) -> str | None:
     return key if 0 < len(key) <= 255 else None
 
 
-def _digits(text: str) -> int:
-    # idem_fingerprint refuses a number of more than 1000 digits
+def number(text: str) -> int:
+    """Refuses a number as idem_fingerprint does: of more than 1000 digits, NaN, Infinity."""
     _, digits, exponent = Decimal(text).as_tuple()
     if not isinstance(exponent, int) or max(len(digits) + exponent, 0) + max(-exponent, 0) > 1000:
         raise ValueError(text)
     return 0
 
 
-def _refuse(text: str) -> None:
-    raise ValueError(text)
-
-
 def fingerprint(method: str, target: str, kind: str, body: bytes) -> str:
     """The text for idem_fingerprint: the same in all clients, so that they can serve the same table."""
-    text = None
-    if re.fullmatch(r"application/(json|[^\s;]+\+json)", kind.split(";")[0].strip().lower()):
-        try:
-            text = body.decode()
-            check(json.loads(text, parse_float=_digits, parse_int=_digits, parse_constant=_refuse))
-        except (ValueError, TypeError, ArithmeticError, RecursionError):
-            text = None
-    if text is None:
+    try:
+        text = body.decode()
+        if not re.fullmatch(r"application/(json|[^\s;]+\+json)", kind.split(";")[0].strip().lower()):
+            raise ValueError
+        check(json.loads(text, parse_float=number, parse_int=number, parse_constant=number))
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         text = json.dumps({"sha256": hashlib.sha256(body).hexdigest()})
     return f'{{"method": {json.dumps(method)}, "path": {json.dumps(target)}, "body": {text}}}'
 
 
-def pack(out: Reply, names: set[str]) -> dict[str, Any]:
-    headers = [[name.lower(), value] for name, value in out.headers if name.lower() in names]
+def pack(out: Reply, more: Iterable[str]) -> dict[str, Any]:
+    names = (STORED | {name.lower() for name in more}) - NEVER
+    stored = {"status": out.status, "headers": [[k.lower(), v] for k, v in out.headers if k.lower() in names]}
     try:
         if b"\0" in out.body:
             raise ValueError
-        return {"status": out.status, "headers": headers, "body": out.body.decode()}
+        return {**stored, "body": out.body.decode()}
     except ValueError:
-        return {"status": out.status, "headers": headers, "body64": base64.b64encode(out.body).decode()}
+        return {**stored, "body64": base64.b64encode(out.body).decode()}
 
 
 def unpack(stored: Any) -> Reply:
@@ -167,18 +147,14 @@ def unpack(stored: Any) -> Reply:
 def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[Any], Any]) -> Steps[Reply]:
     """The answer to one request."""
 
-    def work(tx: Any) -> Steps[Reply]:
+    first: list[Reply] = []
+
+    def work(tx: Any) -> Steps[Any]:
         out = to_reply((yield handler(tx)))
         if not options.final(out.status):
             raise NotFinal(out)
-        return out
-
-    first: list[Reply] = []
-
-    def stored(tx: Any) -> Steps[Any]:
-        out = yield from work(tx)
         first[:] = [out]
-        return options.encode(pack(out, options.names))
+        return options.encode(pack(out, options.headers))
 
     header = incoming.header(options.key)
     if header is None and options.required:
@@ -187,16 +163,17 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     if key is None:
         return problem(400, "key-invalid", f'{options.key} must be 1 to 255 printable ASCII characters, "in quotes"')
     user = yield options.user(incoming.request)
-    if options.fingerprint is not None:
-        request = Request(user, key, options.scope, options.fingerprint(incoming.request), options.wait, options.attempts)
+    kind, text, params = incoming.header("content-type") or "", None, None
+    if options.fingerprint is None:
+        text = fingerprint(incoming.method, incoming.target, kind, incoming.body)
     else:
-        text = fingerprint(incoming.method, incoming.target, incoming.header("content-type") or "", incoming.body)
-        request = Request(user, key, options.scope, None, options.wait, options.attempts, params_text=text)
+        params = options.fingerprint(incoming.request)
+    request = Request(user, key, options.scope, params, options.wait, options.attempts, params_text=text)
     try:
         if header is None:
-            out: Reply = yield from core.plain(request, work)
-            return out
-        answer = yield from core.observed(request, core.once(request, stored))
+            yield from core.plain(request, work)
+            return first[0]
+        answer = yield from core.observed(request, core.once(request, work))
     except NotFinal as rollback:
         return rollback.args[0]  # type: ignore[no-any-return]
     except CommitUnknown as error:
@@ -217,14 +194,10 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     result = unpack(options.decode(answer.value)) if answer.replayed else first[0]
     headers = [pair for pair in result.headers if pair[0].lower() != "content-length"]
     if answer.expires_at is not None:
-        expires: datetime = answer.expires_at.astimezone(timezone.utc)
-        headers.append(("Idempotency-Expires", format_datetime(expires, usegmt=True)))
+        headers.append(("Idempotency-Expires", format_datetime(answer.expires_at.astimezone(timezone.utc), usegmt=True)))
     if answer.replayed:
         headers.append(("Idempotent-Replayed", "true"))
     return Reply(result.status, headers, result.body)
-
-
-# ----- frameworks -----
 
 
 @dataclass
@@ -248,14 +221,12 @@ def incoming_of(request: Any) -> Incoming:
 
         def header(name: str) -> str | None:
             return ", ".join(request.headers.getlist(name)) if name in request.headers else None
-
         return Incoming(request, request.method, path + ("?" + query if query else ""), header)
     environ = getattr(request, "environ", None) or getattr(request, "META", {})
     target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
     if framework(request) == "django":
         return Incoming(request, request.method, target or request.get_full_path(), request.headers.get, request.body)
-    target = target or request.full_path.rstrip("?")
-    return Incoming(request, request.method, target, request.headers.get, request.get_data())
+    return Incoming(request, request.method, target or request.full_path.rstrip("?"), request.headers.get, request.get_data())
 
 
 def to_reply(out: Any) -> Reply:
@@ -270,14 +241,12 @@ def to_response(request: Any, out: Reply) -> Any:
     """The response of the framework that the request is of."""
     if framework(request) == "starlette":
         from starlette.responses import Response
-
         response = Response(out.body, out.status)
         pairs = [*out.headers, ("Content-Length", str(len(out.body)))]
         response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in pairs]
         return response
     if framework(request) == "django":
         from django.http import HttpResponse
-
         answer = HttpResponse(out.body, status=out.status)
         del answer["Content-Type"]
         answer["Content-Length"] = str(len(out.body))
@@ -288,7 +257,6 @@ def to_response(request: Any, out: Reply) -> Any:
                 answer[name] = value
         return answer
     import flask
-
     made = flask.Response(out.body, out.status, out.headers)
     if not any(name.lower() == "content-type" for name, _ in out.headers):
         del made.headers["Content-Type"]
@@ -309,24 +277,19 @@ def decorator(core: Core, options: Options) -> Callable[[Callable[..., Any]], Ca
         def synchronous(*args: Any, **arguments: Any) -> Any:
             if args:
                 request = args[0]
-                if framework(request) == "starlette":
-                    raise TypeError("Starlette and FastAPI need AsyncIdem")
             else:
                 import flask
-
                 request = flask.request._get_current_object()
+            if framework(request) == "starlette":
+                raise TypeError("Starlette and FastAPI need AsyncIdem")
             out = run(serve(core, options, incoming_of(request), lambda tx: handler(tx, request, **arguments)))
             return to_response(request, out)
 
         view: Any = asynchronous if core.asynchronous else synchronous
         # Not functools.wraps: FastAPI would look at the handler's parameters, and not at the view's.
         view.__name__, view.__doc__, view.__module__ = handler.__name__, handler.__doc__, handler.__module__
-        if core.asynchronous:
-            try:
-                from starlette.requests import Request as Native
-            except ImportError:  # Django
-                return view  # type: ignore[no-any-return]
-            parameter = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Native)
+        if core.asynchronous and (requests := sys.modules.get("starlette.requests")):
+            parameter = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=requests.Request)
             view.__signature__ = inspect.Signature([parameter])
         return view  # type: ignore[no-any-return]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +17,8 @@ from .values import dumps, loads
 
 class Lease:
     """What the handler of `lease` gets.  With AsyncIdem, `record`, `transaction`, `settle` and `nothing_happened` are
-    awaited.
-
-    The heartbeat renews the lease at a third of its length, but not in a fenced transaction: nobody can take the
-    request over as long as that lasts.  An error of the handler leaves the lease to lapse.
-    """
+    awaited.  The heartbeat renews the lease at a third of its length, but not in a fenced transaction: nobody can take
+    the request over as long as that lasts.  An error of the handler leaves the lease to lapse."""
 
     def __init__(self, core: Core, request: Request, length: float, token: int, previous: Any, ends: float) -> None:
         self.previous = previous
@@ -30,7 +28,6 @@ class Lease:
         self._run: Callable[[Steps[Any]], Any] = arun if core.asynchronous else run
         self._answer: Answer | None = None
         self._wake: Any = asyncio.Event() if core.asynchronous else threading.Event()
-        self._heart: Any = None
 
     def remaining(self) -> float:
         """Seconds until the handler must have stopped: a tenth before the lease ends.  0: it is lost."""
@@ -69,11 +66,7 @@ class Lease:
     def _extend(self, progress: str | None) -> Steps[None]:
         before = time.monotonic()  # the server counts from later on
         args = (*self._held, self._length, progress)
-        try:
-            yield from self._core.statement(self._request(), self._core.EXTEND, args, writes=True)
-        except LeaseLost:
-            self._lost = True
-            raise
+        yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True))
         self._ends = before + self._length
 
     def _transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
@@ -100,7 +93,7 @@ class Lease:
             self._ends = before + self._length
             return value
 
-        return (yield from self._guarded(request, body))
+        return (yield from self._in_fence(core.repeat(request, body)))
 
     def _settle(self, value: Any, handler: Callable[[Any], Any] | None) -> Steps[Answer]:
         core, request = self._core, self._request()
@@ -127,20 +120,24 @@ class Lease:
             request.stage = "commit"
             yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._token)))
 
-        yield from self._guarded(request, body)
+        yield from self._in_fence(core.repeat(request, body))
         self._stop()
         if done[0] == core.FAIL:
             raise Failed(loads(done[1]), replayed=False)
         self._answer = Answer(loads(done[1]), False)
         return self._answer
 
-    def _guarded(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
-        self._fenced = True
+    def _known(self, steps: Steps[Any]) -> Steps[Any]:
         try:
-            return (yield from self._core.repeat(request, body))
+            return (yield from steps)
         except LeaseLost:
             self._lost = True
             raise
+
+    def _in_fence(self, steps: Steps[Any]) -> Steps[Any]:
+        self._fenced = True
+        try:
+            return (yield from self._known(steps))
         finally:
             self._fenced = False
 
@@ -148,20 +145,16 @@ class Lease:
         yield from self._core.statement(self._request(), self._core.RELEASE, self._held, writes=True)
         self._stop()
 
-    # ----- heartbeat -----
-
     def _beats(self) -> Steps[None]:
         pause = self._length / 3
         while True:
             yield self._pause(pause)
             if self._stopped:
                 return
-            pause = self._length / 3
-            if self._fenced:
-                pause = self._length / 10
-                continue
+            pause = self._length / (10 if self._fenced else 3)
             try:
-                yield from self._extend(None)
+                if not self._fenced:
+                    yield from self._extend(None)
             except LeaseLost:  # also if a settlement has just ended the request
                 return
             except Exception:
@@ -169,32 +162,24 @@ class Lease:
                 pause = self._length / 20
 
     def _pause(self, seconds: float) -> Any:
-        if not self._core.asynchronous:
-            return self._wake.wait(seconds)
-
         async def wait() -> None:
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), seconds)
-            except asyncio.TimeoutError:
-                pass
 
-        return wait()
+        return wait() if self._core.asynchronous else self._wake.wait(seconds)
 
     def _start(self) -> None:
         if self._core.asynchronous:
-            self._heart = asyncio.ensure_future(arun(self._beats()))
+            self._heart = asyncio.ensure_future(arun(self._beats()))  # kept, or it could be collected
         else:
-            self._heart = threading.Thread(target=run, args=(self._beats(),), daemon=True)
-            self._heart.start()
+            threading.Thread(target=run, args=(self._beats(),), daemon=True).start()
 
     def _stop(self) -> None:
         self._stopped = True
         self._wake.set()
 
 
-def lease(
-    core: Core, request: Request, length: float, progress: Any, handler: Callable[[Lease], Any]
-) -> Steps[Answer]:
+def lease(core: Core, request: Request, length: float, progress: Any, handler: Callable[[Lease], Any]) -> Steps[Answer]:
     """Claims with a lease and runs the handler; or returns the stored result."""
     text = None if progress is None else dumps(progress)
     held: list[Any] = []  # token and progress of a claim whose COMMIT was sent
@@ -203,16 +188,14 @@ def lease(
     def body(tx: Any) -> Steps[Answer | None]:
         started[0] = time.monotonic()
         if held:
-            try:
+            with contextlib.suppress(LeaseLost):  # it was not committed
                 args = (*request.key, held[0], length, None)
                 yield from core.claimed(request, core.driver.query(tx, core.EXTEND, args))
                 return None
-            except LeaseLost:
-                pass  # it was not committed
         row = yield from core.claimed(request, core.driver.begin(tx, core.LEASE, (*request.claim(), length, text)))
         answer = core.outcome(row, request)
         if answer is not None:
-            yield from core.driver.rollback(tx)
+            yield from core.over(tx)
             return answer
         held[:] = [row[4], loads(row[3])]
         request.stage = "commit"

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from .__main__ import migrate
 from .client import Methods
 from .core import Answer, Request
 from .drivers import Steps, arun, run
+from .values import dumps
 
 
 class Lost(ConnectionResetError):
@@ -29,23 +31,21 @@ class Faults:
         self._run: Callable[[Steps[Any]], Any] = arun if idem.asynchronous else run
 
     def _faulty(self, tx: Any, sql: str, args: Any) -> Steps[Any]:
-        fault = self._next.pop(0) if self._next else None
-        if fault is not None and fault != "after":
+        late, fault = self._next.pop(0) if self._next else (False, None)
+        row = None if fault and not late else (yield from self._finish(tx, sql, args))
+        if fault:
             raise fault
-        row = yield from self._finish(tx, sql, args)
-        if fault == "after":
-            raise Lost("made up, after COMMIT")
         return row
 
     def lose_commit(self, when: str) -> None:
         """The next COMMIT loses its connection: 'before' the server has executed it, or 'after'."""
-        self._next.append("after" if when == "after" else Lost("made up, before COMMIT"))
+        self._next.append((when == "after", Lost(f"made up, {when} COMMIT")))
 
     def fail(self, sqlstate: str) -> None:
         """The next COMMIT fails with this SQLSTATE."""
         error = OSError(f"made up: {sqlstate}")
         setattr(error, "sqlstate", sqlstate)
-        self._next.append(error)
+        self._next.append((False, error))
 
     def lapse(self, user: str, id: str, scope: str = "", progress: Any = None) -> Any:
         """Leaves a lease of this request that has lapsed, as a holder that died does."""
@@ -56,8 +56,6 @@ class Faults:
         return self._run(self._lease(Request(user, id, scope), seconds, None))
 
     def _lease(self, request: Request, length: float, progress: Any) -> Steps[None]:
-        from .values import dumps
-
         args = (*request.claim(), length, dumps(progress))
         yield from self._core.statement(request, self._core.LEASE, args, writes=True)
         if length < 1:
@@ -66,11 +64,10 @@ class Faults:
     def executed_once(self, call: Callable[[], Any], concurrent_calls: int = 20) -> Any:
         """Makes the calls, each of which returns an Answer, at the same time; returns their value.  AssertionError if
         not exactly one of them was an execution, or if their values differ."""
+        async def gathered() -> Any:
+            return self._same(await asyncio.gather(*(call() for _ in range(concurrent_calls))))
+
         if self._core.asynchronous:
-
-            async def gathered() -> Any:
-                return self._same(await asyncio.gather(*(call() for _ in range(concurrent_calls))))
-
             return gathered()
         with concurrent.futures.ThreadPoolExecutor(concurrent_calls) as threads:
             return self._same([f.result() for f in [threads.submit(call) for _ in range(concurrent_calls)]])
@@ -89,12 +86,8 @@ def idem_dsn() -> str:
     if not dsn:
         pytest.skip("set IDEM_TEST_DSN to a database for tests")
     import psycopg
-
-    from .__main__ import migrate
-
     with psycopg.connect(dsn) as connection:
-        installed = connection.execute("SELECT to_regproc('idem.idem_version') IS NOT NULL").fetchone()
-        if not (installed and installed[0]):
+        if connection.execute("SELECT to_regproc('idem.idem_version')").fetchone() == (None,):
             migrate(connection)
     return dsn
 

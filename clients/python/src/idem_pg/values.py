@@ -8,17 +8,14 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Union
 
-Duration = Union[float, timedelta]
+Duration = Union[float, timedelta]  # seconds
 
 
 def check(value: Any, path: str = "$") -> None:
     """Raises a TypeError, which names the place, if jsonb cannot hold the value, or would return another one."""
-    if value is None or isinstance(value, (bool, int)):
-        return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise TypeError(f"{path} is {value}, which JSON cannot hold")
-    elif isinstance(value, str):
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{path} is {value}, which JSON cannot hold")
+    if isinstance(value, str):
         if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
             raise TypeError(f"{path} has a character that jsonb cannot hold: NUL, or half a surrogate pair")
     elif isinstance(value, dict):
@@ -30,12 +27,11 @@ def check(value: Any, path: str = "$") -> None:
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             check(item, f"{path}[{index}]")
-    else:
+    elif not isinstance(value, (int, float, type(None))):
         raise TypeError(f"{path} is a {type(value).__name__}, which JSON cannot hold: convert it, to a string for example")
 
 
 def dumps(value: Any) -> str:
-    """The text of a value that jsonb can hold; else a TypeError."""
     try:
         check(value)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -43,8 +39,7 @@ def dumps(value: Any) -> str:
         raise TypeError("the value contains itself, or is nested too deeply") from None
 
 
-def _float(text: str) -> float:
-    # jsonb writes 1e16 out, as an integer, and has no negative zero.
+def _float(text: str) -> float:  # jsonb writes 1e16 out, as an integer, and has no negative zero
     number = float(text)
     return int(Decimal(text)) if abs(number) >= 1e16 else number + 0.0
 
