@@ -3,7 +3,6 @@ import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { check, migrate, sql } from './install';
-
 const usage = `usage: idem-pg install [--schema idem] [--grant ROLE]... [--url postgres://...]   install or upgrade the portable edition
        idem-pg check   [--schema idem] [--url postgres://...]                     what is there, and what to mend
        idem-pg sql     [--schema idem] [--grant ROLE]...                          the text for a migration tool
@@ -20,7 +19,6 @@ function connect(url: string | undefined): { pool: any; end: () => Promise<unkno
 	}
 	throw new Error('install a driver first: npm install pg');
 }
-
 async function main(): Promise<number> {
 	const { values, positionals } = parseArgs({ allowPositionals: true, options: {
 		schema: { type: 'string', default: 'idem' }, grant: { type: 'string', multiple: true, default: [] }, url: { type: 'string' }, help: { type: 'boolean' },

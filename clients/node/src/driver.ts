@@ -48,28 +48,25 @@ export interface Driver {
 	/** Whether run() takes values. */
 	readonly prepares?: boolean;
 }
-
 const lostError = (cause?: unknown) =>
 	Object.assign(new Error(`idem: connection lost${cause instanceof Error ? `: ${cause.message}` : ''}`, { cause }), { code: '08006' });
 const ignore = () => {};
-export async function atMost(ms: number, promise: Promise<unknown>): Promise<void> {
-	let timer: ReturnType<typeof setTimeout> | undefined;
-	await Promise.race([promise, new Promise((resolve) => { timer = setTimeout(resolve, ms); })]);
-	clearTimeout(timer);
-}
-
+/** Waits for a promise that does not fail. */
+export const atMost = (ms: number, promise: Promise<unknown>): Promise<void> => new Promise((resolve) => {
+	const timer = setTimeout(resolve, ms);
+	promise.then(() => { clearTimeout(timer); resolve(); });
+});
 // Results of a simple query: one, or an array of them; pg and PGlite have .rows, postgres.js is the rows.
 function first(results: any): string | null {
 	const list = Array.isArray(results) && (results.length === 0 || Array.isArray(results[0]) || results[0]?.rows) ? results : [results];
 	for (const result of list) {
-		const row = (result?.rows ?? result)?.[0];
+		// After a lost connection postgres.js puts the first row behind an empty place.
+		const row = (result?.rows ?? result)?.find?.((row: unknown) => row);
 		if (row && typeof row === 'object') return (Object.values(row)[0] ?? null) as string | null;
 	}
 	return null;
 }
-
 const listened = new WeakSet<object>();
-
 function pgDriver(pool: PgPool): Driver {
 	// Without a listener the loss of an idle connection ends the process.
 	if (!listened.has(pool)) pool.on('error', ignore);
@@ -97,16 +94,10 @@ function pgDriver(pool: PgPool): Driver {
 		},
 	};
 }
-
 function postgresDriver(sql: PostgresSql): Driver {
 	return {
 		prepares: (sql as any).options?.prepare === true,
-		async query(text) {
-			const result = await sql.unsafe(text);
-			// postgres.js answers so to what it has put on a connection that was being lost, and never sent.
-			if (result.command === null) throw lostError();
-			return first(result);
-		},
+		async query(text) { return first(await sql.unsafe(text)); },
 		// sql.begin() sends BEGIN and COMMIT itself, and this ends it from outside. (sql.reserve() would save a round trip,
 		// but never returns with fetch_types = false.)
 		async connect() {
@@ -151,6 +142,7 @@ function postgresDriver(sql: PostgresSql): Driver {
 					connection.terminate();
 					onclose?.(error);
 				};
+				return true;		// the next query need not wait
 			};
 			return {
 				get tx() { return tx; },
@@ -159,11 +151,9 @@ function postgresDriver(sql: PostgresSql): Driver {
 					const start = /^BEGIN ?([^;]*); /.exec(text);
 					if (start) {
 						await begin(start[1]!.toLowerCase());
-						const claim = raw.unsafe(text.slice(start[0].length), values, { onexecute, prepare: values.length > 0 });
-						const answer = first(await Promise.race([claim, done]));
-						// A long text, and one that is prepared for the first time, are sent without onexecute being called.
-						if (!inner) raw.unsafe('SELECT 1', [], { onexecute }).catch(ignore);
-						return answer;
+						// Before the claim and in its round trip: a first prepare, or a long text, does not call onexecute.
+						raw.unsafe(';', [], { onexecute }).catch(ignore);
+						return first(await raw.unsafe(text.slice(start[0].length), values, { prepare: values.length > 0 }));
 					}
 					if (over) return null;
 					guard();
@@ -177,10 +167,8 @@ function postgresDriver(sql: PostgresSql): Driver {
 					end('commit');
 					// One that is lost in the error of its socket is never answered; but then done ends.
 					// Where the handler has committed, postgres.js never sends the COMMIT that waits for a first prepare.
-					const value = await Promise.race([answer, done.then(() => answer)]).catch(async (error) => {
-						await atMost(looksLost(error) ? 60_000 : 500, done.catch(ignore));
-						throw error;
-					});
+					const value = await Promise.race([answer, done.then(() => answer)])
+						.catch((error) => atMost(looksLost(error) ? 60_000 : 500, done.catch(ignore)).then(() => { throw error; }));
 					await done;
 					return value;
 				},
@@ -189,7 +177,6 @@ function postgresDriver(sql: PostgresSql): Driver {
 		},
 	};
 }
-
 function pgliteDriver(db: PGliteLike): Driver {
 	return {
 		async query(sql) { return first(await db.exec(sql)); },
@@ -222,7 +209,6 @@ function pgliteDriver(db: PGliteLike): Driver {
 		},
 	};
 }
-
 export function driverOf(pool: Pool): Driver {
 	const p = pool as any;
 	if (typeof p === 'function' && typeof p.begin === 'function') return postgresDriver(p);

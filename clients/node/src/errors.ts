@@ -62,7 +62,6 @@ export class Refused extends Error {
 		this.name = 'Refused';
 	}
 }
-
 const byCode: Record<string, ErrorClass> = {
 	ID400: Invalid, ID409: InProgress, ID410: LeaseLost, ID412: Stale, ID413: TooLarge, ID422: Mismatch, ID424: Unknown, ID503: TimedOut,
 };
@@ -110,10 +109,8 @@ function any(error: unknown, test: (error: unknown) => boolean, depth = 0): bool
 export function isConflict(error: unknown): boolean {
 	return any(error, (e) => ['40001', '40P01'].includes(codeOf(e) ?? ''));
 }
-
 const lostCode = /^(57P0[123]|08...|E(CONNRESET|CONNREFUSED|CONNABORTED|PIPE|TIMEDOUT|HOSTUNREACH|NETUNREACH|NETDOWN|NOTFOUND|AI_AGAIN)|ENOENT|ERR_STREAM_.*|CONNECTION_(CLOSED|DESTROYED)|CONNECT_TIMEOUT)$/;
 const lostMessage = /^(Connection terminated|Client has encountered a connection error|Client was closed|timeout (exceeded|expired)|Query read timeout|The server has closed|idem: connection lost)/;
-
 /** Whether the error can come from a lost connection. A handler's own sockets raise the same codes: look at the connection too. */
 export function looksLost(error: unknown): boolean {
 	return any(error, (e) => lostCode.test(codeOf(e) ?? '') || (e instanceof Error && lostMessage.test(e.message)));

@@ -73,7 +73,6 @@ export function reply(status: number, body?: unknown, headers: Record<string, st
 	if (type && !list.some(([name]) => name === 'content-type')) list.push(['content-type', type]);
 	return { status, headers: list, body: bytes };
 }
-
 const allowed = ['content-type', 'content-language', 'content-encoding', 'location', 'etag', 'last-modified', 'link'];
 const never = ['set-cookie', 'connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'te', 'trailer', 'transfer-encoding', 'upgrade',
 	'content-length', 'date'];
@@ -83,7 +82,6 @@ function problem(status: number, type: string, detail: string, retryAfter: numbe
 		'content-type': 'application/problem+json', ...(retryAfter !== null && { 'retry-after': String(retryAfter) }),
 	});
 }
-
 const problems: Record<string, [string, string]> = {
 	in_progress: ['in-progress', 'The request with this Idempotency-Key is being executed: send it again later.'],
 	timed_out: ['timed-out', 'The request with this Idempotency-Key is still being executed: send it again later.'],
@@ -107,9 +105,7 @@ function headerKey(request: HttpRequest): string | undefined | null {
 	const key = quoted ? quoted[1]!.replace(/\\(.)/g, '$1') : /^[!#-[\]-~]+$/.test(header) ? header : '';
 	return key.length >= 1 && key.length <= 255 ? key : null;
 }
-
 const isJson = (request: Pick<HttpRequest, 'headers'>) => /^application\/([^;]+\+)?json\s*(;|$)/i.test(request.headers['content-type'] ?? '');
-
 // The same text as the other clients of idem make. The JSON as it came, since JSON.parse rounds large numbers.
 function fingerprint(request: HttpRequest): unknown {
 	let body = '';
@@ -124,7 +120,6 @@ function fingerprint(request: HttpRequest): unknown {
 	if (!body) body = JSON.stringify({ sha256: createHash('sha256').update(request.bytes).digest('hex') });
 	return new RawJson(`{"method": ${JSON.stringify(request.method)}, "path": ${JSON.stringify(request.path)}, "body": ${body}}`);
 }
-
 function pack(answer: Reply, names: Set<string>): unknown {
 	const text = answer.body.toString();
 	const asText = !text.includes('\0') && Buffer.from(text).equals(answer.body);
@@ -134,7 +129,6 @@ function pack(answer: Reply, names: Set<string>): unknown {
 		...(asText ? { body: text } : { body64: answer.body.toString('base64') }),
 	};
 }
-
 function unpack(stored: any): Reply {
 	if (typeof stored?.status !== 'number') return { status: 200, headers: [], body: Buffer.alloc(0) };		// claimed by others, or erased
 	return { status: stored.status, headers: stored.headers, body: Buffer.from(stored.body64 ?? stored.body, stored.body64 === undefined ? 'utf8' : 'base64') };
@@ -223,7 +217,6 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 		}
 	}) as HttpHandler;
 }
-
 function complete(request: Omit<HttpRequest, 'json'>): HttpRequest {
 	let json: any;
 	if (isJson(request)) try { json = JSON.parse(request.bytes.toString()); } catch { /* undefined */ }

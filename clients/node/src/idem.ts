@@ -79,7 +79,6 @@ type Bind = (text: string) => string;
 export class Again extends Error { constructor(readonly error: unknown) { super('again'); } }
 /** @internal Errors after which the attempts were spent, so not the handler's. */
 export const spent = new WeakSet<object>();
-
 export const failed = (promise: Promise<unknown>): Promise<boolean> => promise.then(() => false, () => true);
 const date = (text: string | null): Date | null => text === null ? null : new Date(text);
 // The stored time is rounded up; that in the answer of the first claim is not.
@@ -108,8 +107,7 @@ export class Idem<P extends Pool = Pool> {
 	once<T>(request: Request, handler: (tx: Tx<P>) => T | Promise<T>): Promise<Result<T>> {
 		return this.attempts('once', request, async (state) => {
 			const claimed = this.values(), settled = this.values();
-			const claim = this.claimSql(request, state, claimed.bind);
-			return this.transaction<Result<T>>(state, claim, async (connection, answer) => {
+			return this.transaction<Result<T>>(state, this.claimSql(request, state, claimed.bind), async (connection, answer) => {
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
 				if (stored) return { value: { value: stored.value as T, replayed: true, expiresAt } };

@@ -11,7 +11,6 @@ export interface InstallOptions {
 	/** Roles that may claim and settle requests. */
 	grant?: string | string[];
 }
-
 const file = () => readFileSync(join(__dirname, '..', 'sql', 'idem-portable-plain.sql'), 'utf8');
 
 /** The text for a migration tool: the portable edition of this version, in one transaction of the tool. */
