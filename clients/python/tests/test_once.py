@@ -369,3 +369,59 @@ def test_cancelled(world):
     world.go(cancel(b""))
     assert not world.once(pay(), wait=5).replayed
     assert world.payments() == 1
+
+
+def places(world):
+    """All connections of the pool can be had at once; an error tells that a place is lost."""
+    async def both():
+        await asyncio.wait_for(asyncio.gather(*(
+            world.idem.once(world.handler(hold), user="p", id=f"{world.id}-{n}", attempts=1) for n in range(2))), 20)
+
+    def hold(tx):
+        yield tx.execute("SELECT pg_sleep(0.2)")
+
+    if world.asynchronous:
+        world.go(both())
+        return
+    pool = world.pools[0]
+    for one in [pool.getconn(timeout=20) for _ in range(2)]:
+        pool.putconn(one)
+
+
+def test_lost_connections_leave_their_places(world):
+    """asyncpg aborts a connection whose server says FATAL between two statements, and tells the pool nothing."""
+    tries = []
+
+    def abort(tx):
+        tries.append(tx)
+        if len(tries) < 5:
+            tx._con._protocol.abort() if world.driver == "asyncpg" else tx.pgconn.finish()
+        yield from pay()(tx)
+
+    assert world.once(abort).replayed is False
+    assert len(tries) == 5 and world.payments() == 1
+    places(world)
+
+
+def test_cancelled_at_each_await(world):
+    """Nothing is lost, and nothing is executed twice, wherever a task is cancelled, even twice."""
+    if world.driver != "asyncpg":
+        pytest.skip("psycopg_async loses a place of its pool here")
+
+    async def cancel(step, times):
+        task = asyncio.ensure_future(world.idem.once(
+            world.handler(pay()), user="anna", id=f"{world.id}-{step}-{times}", scope="test"))
+        await asyncio.sleep(step * 0.0005)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        done, _ = await asyncio.wait([task], timeout=20)
+        assert done
+
+    for times in 1, 2:
+        for step in range(40):
+            world.go(cancel(step, times))
+    places(world)
+    stored = [world.go(world.idem.status(user="anna", id=f"{world.id}-{step}-{times}", scope="test"))
+              for times in (1, 2) for step in range(40)]  # fmt: skip
+    assert world.payments() == stored.count("completed")

@@ -1,7 +1,5 @@
 """python -m idem_pg install | check | sql: puts the portable edition of idem into a database, and looks at it."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,11 +34,9 @@ def migrate(connection: Any, schema: str = "idem", grant: Sequence[str] = ()) ->
 def look(connection: Any, schema: str) -> Iterator[tuple[bool, str]]:
     """What `check` tells: whether it is well, and a sentence."""
     import psycopg
-
     def value(text: str, *args: Any) -> Any:
         row = connection.execute(text.replace("{schema}", '"' + schema.replace('"', '""') + '"'), args).fetchone()
         return row[0] if row else None
-
     version = int(value("SHOW server_version_num"))
     yield version >= 150000, f"server: PostgreSQL {version // 10000}; 15 or later is needed"
     function = value("SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %s"
@@ -93,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(*(f"{'ok  ' if well else 'MEND'} {sentence}" for well, sentence in found), sep="\n")
-    return 0 if all(well for well, _ in found) else 1
+    return int(not all(well for well, _ in found))
 
 
 if __name__ == "__main__":

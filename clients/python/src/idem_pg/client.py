@@ -1,20 +1,17 @@
 """Idem and AsyncIdem: the same methods, blocking and for asyncio."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 from uuid import UUID
 
 from . import lease as leases
 from .core import Answer, Core, Event, Request
-from .drivers import Steps, arun, run
+from .drivers import Steps, T, arun, run
 from .http import Options, decorator
 from .values import Duration, loads, seconds
 
 P = ParamSpec("P")
-T = TypeVar("T")
 Id = str | int | UUID
 Handler = Callable[[Any], Any]
 
@@ -50,7 +47,7 @@ class Methods:
     def http(self, scope: str, user: Handler, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorates a handler(tx, request), so that it becomes a view that executes each Idempotency-Key once: of
         Starlette, FastAPI or asynchronous Django (AsyncIdem), of Flask or Django (Idem).  options: see http.Options."""
-        return decorator(self._core, Options(scope, user, **options))
+        return functools.partial(decorator, self._core, Options(scope, user, **options))
 
     def _once(
         self, handler: Handler, *, user: Id, id: Id, scope: str = "", params: Any = None,

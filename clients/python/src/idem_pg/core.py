@@ -1,7 +1,6 @@
 """What a call does, in steps (see drivers.py): claim, handler, result, COMMIT, and again if a connection was lost."""
 
-from __future__ import annotations
-
+import contextlib
 import logging
 import random
 import time
@@ -13,8 +12,7 @@ from uuid import UUID
 
 from . import errors
 from .drivers import MARK, Steps, driver_of
-from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost
-from .errors import Refused, TimedOut
+from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost, Refused
 from .values import Duration, check, dumps, loads, seconds
 
 log = logging.getLogger("idem_pg")
@@ -53,7 +51,6 @@ class Request:
                 raise Invalid(f"{what} is {value!r}: it must be a str, an int or a UUID of {least} to 255 bytes")
             check(str(value), what)
             return str(value)
-
         try:
             self.key = (name("user", user), name("id", id), name("scope", scope, 0))
             self.fingerprint = params_text if params_text or params is None else dumps(params)
@@ -71,11 +68,9 @@ class Request:
 
 
 class Core:
-    def __init__(
-        self, source: Any, asynchronous: bool, schema: str, on_outcome: Callable[[Event], object] | None
-    ) -> None:
-        self.driver, self.asynchronous = driver_of(source, asynchronous), asynchronous
-        self.schema, self.on_outcome = schema, on_outcome
+    def __init__(self, source: Any, asynchronous: bool, schema: str, on_outcome: Any) -> None:
+        self.asynchronous, self.schema, self.on_outcome = asynchronous, schema, on_outcome
+        self.driver = driver_of(source, asynchronous)
         s = '"' + schema.replace('"', '""') + '".idem_'
         text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
         wait, token = f"make_interval(secs => CAST({MARK} AS float8))", f"CAST({MARK} AS bigint)"
@@ -84,27 +79,18 @@ class Core:
         self.CLAIM = f"SELECT CAST(outcome AS text), CAST(result AS text), expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
-        self.CALL = (
-            f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
-            f" arguments => {jsonb}, wait => {wait}) AS r"
-        )
+        self.CALL = (f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
+                     f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
         self.RESULT = f"SELECT CAST({s}result({key}) AS text)"
         self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
         self.FORGET = f"SELECT {s}forget({key})"
-        self.LOOKUP = (
-            "SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
-            f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})"
-        )
-        # One row, so that all drivers need but one way to fetch
-        self.LAPSED = (
-            "SELECT array_agg(l.scope), array_agg(l.user_id), array_agg(l.request_id), array_agg(l.status),"
-            " array_agg(l.lease_until), array_agg(CAST(l.progress AS text))"
-            f" FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
-        )
-        self.LEASE = (
-            "SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
-            f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})"
-        )
+        self.LOOKUP = ("SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
+                       f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})")  # fmt: skip
+        columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::text"
+        arrays = ", ".join(f"array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
+        self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
+        self.LEASE = ("SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
+                      f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
         self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
         self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text)"
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
@@ -145,28 +131,21 @@ class Core:
                     log.warning("a connection could not be given back", exc_info=True)
                 return answer
             if request.lost:
-                try:
+                with contextlib.suppress(Exception):
                     yield from driver.renew()
-                except Exception:
-                    log.debug("the pool could not be checked", exc_info=True)
             yield driver.sleep(random.uniform(0, min(2, 0.05 * 2**request.attempt)))
 
     def again(self, request: Request, error: Exception, broken: bool) -> bool:
         """Whether another attempt may succeed.  An error that the handler made itself never counts."""
         if request.stage == "connect":
-            name = type(error).__name__
             request.lost = request.lost or errors.lost(error, False)
-            return errors.lost(error, name not in ("PoolTimeout", "PoolClosed", "TooManyRequests", "InterfaceError")
-                               and errors.sqlstate(error) is None)  # fmt: skip
-        if request.stage == "claim" and isinstance(error, (InProgress, TimedOut)):
+            final = ("PoolTimeout", "TimeoutError", "PoolClosed", "TooManyRequests", "InterfaceError")  # of a pool
+            return errors.lost(error, type(error).__name__ not in final and errors.sqlstate(error) is None)
+        if request.stage == "claim" and isinstance(error, (InProgress, errors.TimedOut)):
             return request.lost
-        if errors.conflict(error):
-            return True
-        if errors.lost(error, broken):
-            request.lost = True
-            request.unanswered = request.unanswered or request.stage == "commit"
-            return True
-        return False
+        lost = errors.lost(error, broken)
+        request.lost, request.unanswered = request.lost or lost, request.unanswered or (lost and request.stage == "commit")
+        return lost or errors.conflict(error)
 
     def abandon(self, tx: Any, error: BaseException) -> Steps[bool]:
         """Rolls back and gives the connection back.  True: it is lost.  What interrupts a driver (a cancelled task)
@@ -177,31 +156,24 @@ class Core:
                 yield from self.driver.rollback(tx)
         except Exception:
             broken = True
-        try:
+        with contextlib.suppress(Exception):
             if not isinstance(error, GeneratorExit):
                 yield from self.driver.release(tx, broken)
-        except Exception:
-            log.debug("a connection could not be given back", exc_info=True)
         return broken
 
     def over(self, tx: Any) -> Steps[None]:
         """ROLLBACK after an answer that is known, so its failure is no error."""
-        try:
+        with contextlib.suppress(Exception):
             yield from self.driver.rollback(tx)
-        except Exception:
-            log.debug("ROLLBACK has failed", exc_info=True)
 
     def outcome(self, row: Any, request: Request) -> Answer | None:
         """None: claimed.  Any outcome but a stored answer is raised."""
-        outcome, result, expires = row[:3]
-        if outcome == "claimed":
+        if row[0] == "claimed":
             request.unanswered = False
             return None
-        if outcome == "completed":
-            return Answer(loads(result), True, expires)
-        if outcome == "failed":
-            raise Failed(loads(result))
-        raise errors.BY_OUTCOME[outcome]()
+        if row[0] == "completed":
+            return Answer(loads(row[1]), True, row[2])
+        raise Failed(loads(row[1])) if row[0] == "failed" else errors.BY_OUTCOME[row[0]]()
 
     def claimed(self, request: Request, steps: Steps[Any]) -> Steps[Any]:
         request.stage, before = "claim", time.monotonic()
@@ -210,11 +182,12 @@ class Core:
         finally:
             request.waited += time.monotonic() - before
 
-    def once(self, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
+    def once(self, request: Request, handler: Callable[[Any], Steps[Any]], claim: bool = True) -> Steps[Answer]:
+        """claim: False for a request without a key, where a lost COMMIT cannot be repeated."""
         driver = self.driver
-
         def body(tx: Any) -> Steps[Answer | Failed]:
-            row = yield from self.claimed(request, driver.begin(tx, self.CLAIM, request.claim()))
+            first = (self.CLAIM, request.claim()) if claim else ("SELECT 'claimed', NULL, NULL", ())
+            row = yield from self.claimed(request, driver.begin(tx, *first))
             answer = self.outcome(row, request)
             if answer is not None:
                 yield from self.over(tx)
@@ -224,30 +197,17 @@ class Core:
                 text = dumps((yield from handler(tx)))
             except Refused as refusal:
                 text, sql = dumps(refusal.value), self.FAIL
-            request.stage = "commit"
+            request.stage, request.attempts = "commit", request.attempts if claim else request.attempt
+            last = (sql, (*request.key, text, None)) if claim else ("SELECT 1", ())
             try:
-                yield from self.ask(driver.finish(tx, sql, (*request.key, text, None)))
+                yield from self.ask(driver.finish(tx, *last))
             except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
                 raise HandlerEndedTransaction() from error
             return Answer(loads(text), False, row[2]) if sql == self.COMPLETE else Failed(loads(text), replayed=False)
-
         answer = yield from self.repeat(request, body)
         if isinstance(answer, Failed):
             raise answer
         return answer  # type: ignore[no-any-return]
-
-    def plain(self, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Any]:
-        """The handler in a transaction without a claim: a lost COMMIT cannot be repeated."""
-
-        def body(tx: Any) -> Steps[Any]:
-            yield from self.driver.begin(tx, "SELECT 1", ())
-            request.stage = "handler"
-            value = yield from handler(tx)
-            request.stage, request.attempts = "commit", request.attempt
-            yield from self.driver.finish(tx, "SELECT 1", ())
-            return value
-
-        return (yield from self.repeat(request, body))
 
     def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
         """Claim, handler and result in the caller's transaction, behind a savepoint."""
@@ -262,26 +222,21 @@ class Core:
             row = yield from self.claimed(request, driver.query(tx, self.CLAIM, request.claim()))
             answer = self.outcome(row, request)
             if answer is None:
-                value = yield from handler(tx)
-                text = dumps(value)
+                text = dumps((yield from handler(tx)))
                 yield from self.ask(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
                 answer = Answer(loads(text), False, row[2])
         except BaseException:
-            try:
+            with contextlib.suppress(Exception):  # the connection is lost, or the whole transaction has failed
                 yield from driver.end(tx, savepoint, True)
-            except Exception:  # the connection is lost, or the whole transaction has failed
-                log.debug("ROLLBACK TO SAVEPOINT failed", exc_info=True)
             raise
         yield from driver.end(tx, savepoint, False)
         return answer
 
     def statement(self, request: Request, sql: str, args: Sequence[Any], writes: bool = False) -> Steps[Any]:
         """One statement that commits by itself; returns its first row."""
-
         def body(tx: Any) -> Steps[Any]:
             request.stage = "commit" if writes else "read"
             return (yield from self.ask(self.driver.query(tx, sql, args)))
-
         return (yield from self.repeat(request, body))
 
     def call(self, request: Request, function: str, arguments: Any) -> Steps[Answer]:
@@ -289,7 +244,6 @@ class Core:
             text = dumps(arguments)
         except TypeError as error:
             raise Invalid(f"arguments: {error}") from error
-
         def body(tx: Any) -> Steps[Any]:
             request.stage, before = "claim", time.monotonic()
             try:
@@ -306,7 +260,6 @@ class Core:
                 raise
             finally:
                 request.waited += time.monotonic() - before
-
         row = yield from self.repeat(request, body)
         return Answer(loads(row[0]), row[1] == "completed")
 
@@ -321,8 +274,8 @@ class Core:
             outcome, replayed = error.outcome, getattr(error, "replayed", False)
             raise
         finally:
-            if self.on_outcome is not None:
-                try:
+            try:
+                if self.on_outcome is not None:
                     self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt))
-                except Exception:
-                    log.exception("on_outcome has failed")
+            except Exception:
+                log.exception("on_outcome has failed")

@@ -4,12 +4,10 @@ Each method is a generator.  What it yields is an awaitable in asyncio, and else
 yielded value back as it is, `arun` awaits it first.  So one text serves synchronous and asynchronous drivers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,8 +43,9 @@ class Driver:
     have acquire: a connection outside of a transaction; release: gives it back (broken: it is to be replaced); begin:
     BEGIN and a statement; finish: a statement and COMMIT, and no error only if both succeeded."""
 
-    def __init__(self, source: Any, sleep: Callable[[float], Any]) -> None:
-        self.source, self.sleep = source, sleep
+    def __init__(self, source: Any, asynchronous: bool) -> None:
+        self.source, self.asynchronous = source, asynchronous
+        self.sleep: Any = asyncio.sleep if asynchronous else time.sleep
 
     def sql(self, template: str) -> str:
         return template.replace("%", "%%").replace(MARK, "%s")
@@ -71,12 +70,11 @@ class Psycopg(Driver):
     """psycopg 3.  The simple protocol sends BEGIN with the claim, and COMMIT with the result: the server does not execute
     COMMIT if the statement before it has failed.  Works behind PgBouncer, too."""
 
-    def __init__(self, source: Any, sleep: Callable[[float], Any], asynchronous: bool) -> None:
-        super().__init__(source, sleep)
+    def __init__(self, source: Any, asynchronous: bool) -> None:
+        super().__init__(source, asynchronous)
         import psycopg
         from psycopg.rows import tuple_row
-
-        self.asynchronous, self.row_factory = asynchronous, tuple_row
+        self.row_factory = tuple_row
         self.cursor: Any = psycopg.AsyncClientCursor if asynchronous else psycopg.ClientCursor
         self.idle = psycopg.pq.TransactionStatus.IDLE
         self.before: dict[int, bool] = {}  # autocommit of the connections that are in use
@@ -109,42 +107,36 @@ class Psycopg(Driver):
     def closed(self, tx: Any) -> bool:
         return bool(tx.closed)
 
-    def renew(self) -> Steps[None]:
-        """Has the pool drop the connections that died with the one that was lost."""
+    def renew(self) -> Steps[None]:  # has the pool drop the connections that died with the one that was lost
         if hasattr(self.source, "check"):
             yield self.source.check()
 
-    def execute(self, tx: Any, sql: str, args: Sequence[Any], first: bool = False) -> Steps[Any]:
+    def query(self, tx: Any, sql: str, args: Sequence[Any], first: bool = False) -> Steps[Any]:
         cursor = self.cursor(tx, row_factory=self.row_factory)
         yield cursor.execute(self.sql(sql), args)
         row = (yield cursor.fetchone()) if first else None
         while cursor.nextset():
             pass
-        if first:
-            if cursor.statusmessage != "COMMIT":
-                raise RuntimeError(f"COMMIT answered {cursor.statusmessage}")
-            return row
-        return (yield cursor.fetchone()) if cursor.description else None
-
-    def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        return (yield from self.execute(tx, sql, args))
+        if first and cursor.statusmessage != "COMMIT":
+            raise RuntimeError(f"COMMIT answered {cursor.statusmessage}")
+        return row if first else (yield cursor.fetchone()) if cursor.description else None
 
     def begin(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        return (yield from self.execute(tx, "BEGIN; " + sql, args))
+        return (yield from self.query(tx, "BEGIN; " + sql, args))
 
     def finish(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        return (yield from self.execute(tx, sql + "; COMMIT", args, first=True))
+        return (yield from self.query(tx, sql + "; COMMIT", args, first=True))
 
     def rollback(self, tx: Any) -> Steps[None]:
         if tx.pgconn.transaction_status != self.idle:
-            yield from self.execute(tx, "ROLLBACK", ())
+            yield from self.query(tx, "ROLLBACK", ())
 
 
 class Asyncpg(Driver):
     """asyncpg, whose protocol takes one statement at a time: BEGIN and COMMIT are round trips of their own."""
 
-    def __init__(self, source: Any, sleep: Callable[[float], Any]) -> None:
-        super().__init__(source, sleep)
+    def __init__(self, source: Any, asynchronous: bool) -> None:
+        super().__init__(source, asynchronous)
         self.transactions: dict[int, Any] = {}
 
     def sql(self, template: str) -> str:
@@ -152,7 +144,7 @@ class Asyncpg(Driver):
         return first + "".join(f"${n}{part}" for n, part in enumerate(rest, 1))
 
     def acquire(self) -> Steps[Any]:
-        return (yield self.source.acquire(timeout=30))
+        return (yield self.source.acquire())
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
         self.transactions.pop(id(tx), None)
@@ -164,8 +156,7 @@ class Asyncpg(Driver):
         else:
             yield self.source.release(tx, timeout=30)
 
-    def closed(self, tx: Any) -> bool:
-        # A pool takes its connection back when it is lost.
+    def closed(self, tx: Any) -> bool:  # a pool takes its connection back when it is lost
         return getattr(tx, "_con", tx) is None or bool(tx.is_closed())
 
     def renew(self) -> Steps[None]:
@@ -185,9 +176,8 @@ class Asyncpg(Driver):
         return row
 
     def rollback(self, tx: Any) -> Steps[None]:
-        transaction = self.transactions.pop(id(tx), None)
-        if transaction is not None:
-            yield transaction.rollback()
+        if id(tx) in self.transactions:
+            yield self.transactions.pop(id(tx)).rollback()
 
 
 class Sqlalchemy(Driver):
@@ -199,7 +189,6 @@ class Sqlalchemy(Driver):
 
     def query(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
         from sqlalchemy import text
-
         result = yield tx.execute(text(self.sql(sql)), {f"p{n}": arg for n, arg in enumerate(args)})
         return result.fetchone() if result.returns_rows else None
 
@@ -212,14 +201,10 @@ class Sqlalchemy(Driver):
 
 def driver_of(source: Any, asynchronous: bool) -> Any:
     """The driver for a pool, for a function that connects with psycopg, or for the connection of a transaction."""
-    sleep: Any = asyncio.sleep if asynchronous else time.sleep
     names = {c.__module__.split(".")[0] for c in type(source).__mro__}
-    if "sqlalchemy" in names:
-        return Sqlalchemy(source, sleep)
-    if "asyncpg" in names:
-        return Asyncpg(source, sleep)
-    if names & {"psycopg", "psycopg_pool"} or callable(source):
-        return Psycopg(source, sleep, asynchronous)
-    if hasattr(source, "cursor") and not asynchronous:
-        return Driver(source, sleep)
-    raise TypeError(f"neither a pool nor a function that connects: {source!r}")
+    kind = Sqlalchemy if "sqlalchemy" in names else Asyncpg if "asyncpg" in names else Driver
+    if names & {"psycopg", "psycopg_pool"} or (callable(source) and kind is Driver):
+        kind = Psycopg
+    if kind is Driver and (asynchronous or not hasattr(source, "cursor")):
+        raise TypeError(f"neither a pool nor a function that connects: {source!r}")
+    return kind(source, asynchronous)

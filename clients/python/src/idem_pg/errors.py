@@ -1,7 +1,5 @@
 """One class for each outcome that is not an answer, and what an error of a driver tells."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,9 +80,9 @@ class Refused(Exception):
         self.value = value
 
 
-_KINDS: list[type[IdemError]] = [InProgress, TimedOut, Mismatch, Stale, Unknown, Invalid, LeaseLost, TooLarge]
-BY_OUTCOME = {kind.outcome: kind for kind in _KINDS}
-BY_SQLSTATE: dict[str | None, type[IdemError]] = {kind.sqlstate: kind for kind in _KINDS}
+BY_OUTCOME: dict[str, type[IdemError]] = {
+    kind.outcome: kind for kind in (InProgress, TimedOut, Mismatch, Stale, Unknown, Invalid, LeaseLost, TooLarge)}
+BY_SQLSTATE = {kind.sqlstate: kind for kind in BY_OUTCOME.values()}
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

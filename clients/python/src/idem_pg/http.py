@@ -1,7 +1,5 @@
 """HTTP requests with an Idempotency-Key, after draft-ietf-httpapi-idempotency-key-header."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import inspect
@@ -21,7 +19,6 @@ from .drivers import Steps, arun, run
 from .errors import CommitUnknown, IdemError
 from .values import Duration, check
 
-Headers = list[tuple[str, str]]
 STORED = {"content-type", "content-language", "content-encoding", "location", "etag", "last-modified", "link"}
 NEVER = set("set-cookie connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"
             " upgrade content-length date".split())  # fmt: skip
@@ -29,10 +26,8 @@ NEVER = set("set-cookie connection keep-alive proxy-authenticate proxy-authoriza
 
 @dataclass
 class Reply:
-    """A response: see `reply`."""
-
     status: int
-    headers: Headers
+    headers: list[tuple[str, str]]
     body: bytes
 
 
@@ -50,17 +45,13 @@ def reply(status: int = 200, body: Any = None, headers: dict[str, str] | Iterabl
     return Reply(status, pairs, data)
 
 
-def default_final(status: int) -> bool:
-    """Below 500, but not 409, 425 and 429, after which the same request may succeed."""
-    return status < 500 and status not in (409, 425, 429)
-
-
 @dataclass
 class Options:
     """scope: the namespace of the keys.  user: tells who sends a request; two users can use the same key.
     key: the name of the header.  required: whether a request without a key is refused; else it is executed without one.
     wait: seconds to wait for another request with the key.  attempts: as in `once`.
-    final: whether a response with this status is stored, and its writes are committed; else all is rolled back.
+    final: whether a response with this status is stored, and its writes are committed; else all is rolled back; default
+    below 500, but not 409, 425 and 429, after which the same request may succeed.
     fingerprint: what must be equal in a retry, as JSON; default method, path and body.
     headers: names of more headers to store.  encode, decode: change what is stored, to encrypt it for example."""
 
@@ -70,11 +61,20 @@ class Options:
     required: bool = True
     wait: Duration = 0
     attempts: int = 5
-    final: Callable[[int], bool] = default_final
+    final: Callable[[int], bool] = lambda status: status < 500 and status not in (409, 425, 429)
     fingerprint: Callable[[Any], Any] | None = None
     headers: Iterable[str] = ()
     encode: Callable[[Any], Any] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass
+class Incoming:
+    request: Any
+    method: str
+    target: str
+    header: Callable[[str], str | None]
+    body: bytes = b""
 
 
 class NotFinal(Exception):
@@ -146,16 +146,13 @@ def unpack(stored: Any) -> Reply:
 
 def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[Any], Any]) -> Steps[Reply]:
     """The answer to one request."""
-
     first: list[Reply] = []
-
     def work(tx: Any) -> Steps[Any]:
         out = to_reply((yield handler(tx)))
         if not options.final(out.status):
             raise NotFinal(out)
         first[:] = [out]
         return options.encode(pack(out, options.headers))
-
     header = incoming.header(options.key)
     if header is None and options.required:
         return problem(400, "key-missing", f"The header {options.key} is missing")
@@ -171,7 +168,7 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     request = Request(user, key, options.scope, params, options.wait, options.attempts, params_text=text)
     try:
         if header is None:
-            yield from core.plain(request, work)
+            yield from core.once(request, work, claim=False)
             return first[0]
         answer = yield from core.observed(request, core.once(request, work))
     except NotFinal as rollback:
@@ -200,15 +197,6 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     return Reply(result.status, headers, result.body)
 
 
-@dataclass
-class Incoming:
-    request: Any
-    method: str
-    target: str
-    header: Callable[[str], str | None]
-    body: bytes = b""
-
-
 def framework(request: Any) -> str:
     return next((m for c in type(request).__mro__ if (m := c.__module__.split(".")[0]) in ("django", "starlette")), "flask")
 
@@ -218,15 +206,14 @@ def incoming_of(request: Any) -> Incoming:
     if framework(request) == "starlette":
         query = request.scope["query_string"].decode("latin-1")
         path = (request.scope.get("raw_path") or request.url.path.encode()).decode("latin-1").split("?")[0]
-
         def header(name: str) -> str | None:
             return ", ".join(request.headers.getlist(name)) if name in request.headers else None
         return Incoming(request, request.method, path + ("?" + query if query else ""), header)
-    environ = getattr(request, "environ", None) or getattr(request, "META", {})
-    target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
-    if framework(request) == "django":
-        return Incoming(request, request.method, target or request.get_full_path(), request.headers.get, request.body)
-    return Incoming(request, request.method, target or request.full_path.rstrip("?"), request.headers.get, request.get_data())
+    django = framework(request) == "django"
+    environ, body = (request.META, request.body) if django else (request.environ, request.get_data())
+    path = request.get_full_path() if django else request.full_path.rstrip("?")
+    target = environ.get("RAW_URI") or environ.get("REQUEST_URI") or path
+    return Incoming(request, request.method, target, request.headers.get, body)
 
 
 def to_reply(out: Any) -> Reply:
@@ -241,8 +228,7 @@ def to_response(request: Any, out: Reply) -> Any:
     """The response of the framework that the request is of."""
     if framework(request) == "starlette":
         from starlette.responses import Response
-        response = Response(out.body, out.status)
-        pairs = [*out.headers, ("Content-Length", str(len(out.body)))]
+        response, pairs = Response(out.body, out.status), [*out.headers, ("Content-Length", str(len(out.body)))]
         response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in pairs]
         return response
     if framework(request) == "django":
@@ -263,34 +249,28 @@ def to_response(request: Any, out: Reply) -> Any:
     return made
 
 
-def decorator(core: Core, options: Options) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def decorator(core: Core, options: Options, handler: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a view of a handler(tx, request, ...)."""
-
-    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
-        async def asynchronous(request: Any, **arguments: Any) -> Any:
-            incoming = incoming_of(request)
-            if framework(request) == "starlette":
-                incoming.body = await request.body()
-            out = await arun(serve(core, options, incoming, lambda tx: handler(tx, request, **arguments)))
-            return to_response(request, out)
-
-        def synchronous(*args: Any, **arguments: Any) -> Any:
-            if args:
-                request = args[0]
-            else:
-                import flask
-                request = flask.request._get_current_object()
-            if framework(request) == "starlette":
-                raise TypeError("Starlette and FastAPI need AsyncIdem")
-            out = run(serve(core, options, incoming_of(request), lambda tx: handler(tx, request, **arguments)))
-            return to_response(request, out)
-
-        view: Any = asynchronous if core.asynchronous else synchronous
-        # Not functools.wraps: FastAPI would look at the handler's parameters, and not at the view's.
-        view.__name__, view.__doc__, view.__module__ = handler.__name__, handler.__doc__, handler.__module__
-        if core.asynchronous and (requests := sys.modules.get("starlette.requests")):
-            parameter = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=requests.Request)
-            view.__signature__ = inspect.Signature([parameter])
-        return view  # type: ignore[no-any-return]
-
-    return decorate
+    async def asynchronous(request: Any, **arguments: Any) -> Any:
+        incoming = incoming_of(request)
+        if framework(request) == "starlette":
+            incoming.body = await request.body()
+        out = await arun(serve(core, options, incoming, lambda tx: handler(tx, request, **arguments)))
+        return to_response(request, out)
+    def synchronous(*args: Any, **arguments: Any) -> Any:
+        if args:
+            request = args[0]
+        else:
+            import flask
+            request = flask.request._get_current_object()
+        if framework(request) == "starlette":
+            raise TypeError("Starlette and FastAPI need AsyncIdem")
+        out = run(serve(core, options, incoming_of(request), lambda tx: handler(tx, request, **arguments)))
+        return to_response(request, out)
+    view: Any = asynchronous if core.asynchronous else synchronous
+    # Not functools.wraps: FastAPI would look at the handler's parameters, and not at the view's.
+    view.__name__, view.__doc__, view.__module__ = handler.__name__, handler.__doc__, handler.__module__
+    if core.asynchronous and (requests := sys.modules.get("starlette.requests")):
+        parameter = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=requests.Request)
+        view.__signature__ = inspect.Signature([parameter])
+    return view  # type: ignore[no-any-return]

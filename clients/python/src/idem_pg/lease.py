@@ -1,7 +1,5 @@
 """Leases: work that is not one transaction, with a heartbeat, fenced transactions and a settlement."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -21,10 +19,11 @@ class Lease:
     the request over as long as that lasts.  An error of the handler leaves the lease to lapse."""
 
     def __init__(self, core: Core, request: Request, length: float, token: int, previous: Any, ends: float) -> None:
-        self.previous = previous
-        """The progress that a holder before this one had recorded; None for the first holder."""
-        self._core, self._of, self._length, self._token, self._ends = core, request, length, token, ends
+        self.previous = previous  # the progress that a holder before this one had recorded; None for the first holder
+        self._core, self._of, self._length, self._ends = core, request, length, ends
+        self._held = (*request.key, token)
         self._fenced = self._lost = self._stopped = False
+        self._heart: asyncio.Future[None] | None = None
         self._run: Callable[[Steps[Any]], Any] = arun if core.asynchronous else run
         self._answer: Answer | None = None
         self._wake: Any = asyncio.Event() if core.asynchronous else threading.Event()
@@ -59,20 +58,15 @@ class Lease:
     def _request(self) -> Request:
         return Request(*self._of.key, attempts=self._of.attempts)
 
-    @property
-    def _held(self) -> tuple[Any, ...]:
-        return (*self._of.key, self._token)
-
     def _extend(self, progress: str | None) -> Steps[None]:
         before = time.monotonic()  # the server counts from later on
         args = (*self._held, self._length, progress)
-        yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True))
+        yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True), False)
         self._ends = before + self._length
 
     def _transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
         core, request = self._core, self._request()
         tried: list[Any] = []  # of an attempt whose COMMIT was sent: the end of the lease that it wrote, and the value
-
         def body(tx: Any) -> Steps[Any]:
             request.stage, before = "claim", time.monotonic()
             yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
@@ -92,13 +86,11 @@ class Lease:
             yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
             self._ends = before + self._length
             return value
-
-        return (yield from self._in_fence(core.repeat(request, body)))
+        return (yield from self._known(core.repeat(request, body)))
 
     def _settle(self, value: Any, handler: Callable[[Any], Any] | None) -> Steps[Answer]:
         core, request = self._core, self._request()
         done = [core.COMPLETE, dumps(value)]
-
         def body(tx: Any) -> Steps[None]:
             request.stage = "claim"
             try:
@@ -108,7 +100,7 @@ class Lease:
                     raise
                 # Settled already.  By the attempt whose answer was lost?  Then the server takes the repeat.
                 yield from core.driver.rollback(tx)
-                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._token)))
+                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._held[3])))
                 return
             request.stage, request.unanswered = "handler", False
             done[:] = [core.COMPLETE, dumps(value)]
@@ -118,28 +110,23 @@ class Lease:
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
             request.stage = "commit"
-            yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._token)))
-
-        yield from self._in_fence(core.repeat(request, body))
+            yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._held[3])))
+        yield from self._known(core.repeat(request, body))
         self._stop()
         if done[0] == core.FAIL:
             raise Failed(loads(done[1]), replayed=False)
         self._answer = Answer(loads(done[1]), False)
         return self._answer
 
-    def _known(self, steps: Steps[Any]) -> Steps[Any]:
+    def _known(self, steps: Steps[Any], fenced: bool = True) -> Steps[Any]:
+        self._fenced = self._fenced or fenced
         try:
             return (yield from steps)
         except LeaseLost:
             self._lost = True
             raise
-
-    def _in_fence(self, steps: Steps[Any]) -> Steps[Any]:
-        self._fenced = True
-        try:
-            return (yield from self._known(steps))
         finally:
-            self._fenced = False
+            self._fenced = self._fenced and not fenced
 
     def _release(self) -> Steps[None]:
         yield from self._core.statement(self._request(), self._core.RELEASE, self._held, writes=True)
@@ -165,14 +152,7 @@ class Lease:
         async def wait() -> None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), seconds)
-
         return wait() if self._core.asynchronous else self._wake.wait(seconds)
-
-    def _start(self) -> None:
-        if self._core.asynchronous:
-            self._heart = asyncio.ensure_future(arun(self._beats()))  # kept, or it could be collected
-        else:
-            threading.Thread(target=run, args=(self._beats(),), daemon=True).start()
 
     def _stop(self) -> None:
         self._stopped = True
@@ -184,7 +164,6 @@ def lease(core: Core, request: Request, length: float, progress: Any, handler: C
     text = None if progress is None else dumps(progress)
     held: list[Any] = []  # token and progress of a claim whose COMMIT was sent
     started = [0.0]
-
     def body(tx: Any) -> Steps[Answer | None]:
         started[0] = time.monotonic()
         if held:
@@ -201,14 +180,16 @@ def lease(core: Core, request: Request, length: float, progress: Any, handler: C
         request.stage = "commit"
         yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
         return None
-
     answer: Answer | None = yield from core.repeat(request, body)
     if answer is not None:
         return answer
     mine = Lease(core, request, length, held[0], held[1], started[0] + length)
     if time.monotonic() - started[0] > length / 3:  # the claim has waited for another holder
         yield from mine._extend(None)
-    mine._start()
+    if core.asynchronous:
+        mine._heart = asyncio.ensure_future(arun(mine._beats()))  # kept, or it could be collected
+    else:
+        threading.Thread(target=run, args=(mine._beats(),), daemon=True).start()
     try:
         value = yield handler(mine)
         if not mine._stopped:

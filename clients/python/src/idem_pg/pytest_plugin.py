@@ -1,7 +1,5 @@
 """Fixtures of pytest for code that uses idem_pg, against a database that is given."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import os
@@ -15,10 +13,6 @@ from .client import Methods
 from .core import Answer, Request
 from .drivers import Steps, arun, run
 from .values import dumps
-
-
-class Lost(ConnectionResetError):
-    sqlstate = "08006"
 
 
 class Faults:
@@ -39,13 +33,13 @@ class Faults:
 
     def lose_commit(self, when: str) -> None:
         """The next COMMIT loses its connection: 'before' the server has executed it, or 'after'."""
-        self._next.append((when == "after", Lost(f"made up, {when} COMMIT")))
+        self.fail("08006", when == "after")
 
-    def fail(self, sqlstate: str) -> None:
-        """The next COMMIT fails with this SQLSTATE."""
-        error = OSError(f"made up: {sqlstate}")
+    def fail(self, sqlstate: str, late: bool = False) -> None:
+        """The next COMMIT fails with this SQLSTATE; late: when the server has executed it."""
+        error = ConnectionResetError(f"made up: {sqlstate}")
         setattr(error, "sqlstate", sqlstate)
-        self._next.append((False, error))
+        self._next.append((late, error))
 
     def lapse(self, user: str, id: str, scope: str = "", progress: Any = None) -> Any:
         """Leaves a lease of this request that has lapsed, as a holder that died does."""
@@ -66,15 +60,13 @@ class Faults:
         not exactly one of them was an execution, or if their values differ."""
         async def gathered() -> Any:
             return self._same(await asyncio.gather(*(call() for _ in range(concurrent_calls))))
-
         if self._core.asynchronous:
             return gathered()
         with concurrent.futures.ThreadPoolExecutor(concurrent_calls) as threads:
             return self._same([f.result() for f in [threads.submit(call) for _ in range(concurrent_calls)]])
 
     def _same(self, answers: list[Answer]) -> Any:
-        executions = sum(not answer.replayed for answer in answers)
-        assert executions == 1, f"{executions} of {len(answers)} calls were executions"
+        assert [answer.replayed for answer in answers].count(False) == 1, "not exactly one call was an execution"
         assert all(answer.value == answers[0].value for answer in answers), "the values differ"
         return answers[0].value
 

@@ -1,7 +1,5 @@
 """JSON as jsonb holds it, and lengths of time."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import timedelta
