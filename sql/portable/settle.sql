@@ -16,7 +16,7 @@ SET lock_timeout = '100' SET enable_seqscan = off SET jit = off AS $$	-- see ide
 DECLARE
 	ignored text := @extschema@.idem__require_writable(command);		-- PERFORM would need a query
 	deadline constant timestamptz := @extschema@.idem__deadline(NULL::interval);
-	only_ours constant boolean := @extschema@.idem__only_ours_counts(key);
+	only_ours boolean;
 	-- If the snapshot may be too old to see the row, the insert comes first: it raises 40001 then.
 	may_look boolean := NOT @extschema@.idem__keeps_snapshot();
 	slices int4 := 0;
@@ -25,6 +25,7 @@ BEGIN
 	LOOP
 		BEGIN
 			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
+			only_ours := @extschema@.idem__only_ours_counts(key);		-- can wait for the table
 			ignored := @extschema@.idem__keep_place(key);
 			IF may_look THEN
 				SELECT c.* INTO was FROM @extschema@.idem_claims AS c
