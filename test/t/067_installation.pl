@@ -166,6 +166,18 @@ for my $way (sort keys %install)
 		'1|t', "$way: which stays as it is");
 }
 
+# The statement raises each error anew, so it must tell the same of it.
+for my $there ([ '42710', 'CREATE TYPE requests.idem_state AS ENUM ()' ], [ '42P07', 'CREATE VIEW requests.idem_settings AS SELECT 1' ],
+	[ '42723', 'CREATE FUNCTION requests.idem_version() RETURNS text LANGUAGE sql AS $$ SELECT $x$x$x$ $$' ])
+{
+	as('owner', "$drop; $there->[1]");
+	($err) = as('owner', $install{plain});
+	like($err, qr/ERROR:  $there->[0]: .*\nDETAIL:  Nothing was changed\.\nHINT:  Something of that name is there already: drop it/, "a name that is taken: $there->[0]");
+}
+as('owner', $drop);
+($err) = as('owner', "SET default_transaction_read_only = on; $install{plain}");
+like($err, qr/ERROR:  25006: cannot execute CREATE TYPE in a read-only transaction\nDETAIL:  Nothing was changed\.\nCONTEXT/, 'an error of another kind has no such HINT');
+
 # ----- what somebody else adds to the extension -----
 
 $node->safe_psql('postgres', 'CREATE ROLE app');

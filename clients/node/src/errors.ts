@@ -9,35 +9,35 @@ type More = { cause?: unknown };
 export class IdemError extends Error {
 	readonly retryAfter: number | null;
 	readonly sqlstate: string | null;
-	constructor(message: string, readonly outcome: string, readonly status: number, readonly retryable: boolean, more: More = {}) {
+	constructor(message: string, readonly outcome: string, readonly status: number, readonly retryable: boolean, sqlstate: string | null, more: More = {}) {
 		super(message, more);
 		this.name = new.target.name;
 		this.retryAfter = retryable ? 1 : null;
-		this.sqlstate = codeOf(more.cause);
+		this.sqlstate = codeOf(more.cause) ?? sqlstate;
 	}
 }
 
 type ErrorClass = new (message: string, more?: More) => IdemError;
-const define = (outcome: string, status: number, retryable = false): ErrorClass => class extends IdemError {
-	constructor(message: string, more?: More) { super(message, outcome, status, retryable, more); }
+const define = (outcome: string, status: number, retryable = false, sqlstate: string | null = null): ErrorClass => class extends IdemError {
+	constructor(message: string, more?: More) { super(message, outcome, status, retryable, sqlstate, more); }
 };
 
 /** Another execution of this request is at work. Send it again later. */
-export class InProgress extends define('in_progress', 409, true) {}
+export class InProgress extends define('in_progress', 409, true, 'ID409') {}
 /** The same, after waiting. */
-export class TimedOut extends define('timed_out', 503, true) {}
+export class TimedOut extends define('timed_out', 503, true, 'ID503') {}
 /** The id was used with other params. */
-export class Mismatch extends define('mismatch', 422) {}
+export class Mismatch extends define('mismatch', 422, false, 'ID422') {}
 /** The time in the id is too old to tell whether the request was executed. */
-export class Stale extends define('stale', 412) {}
+export class Stale extends define('stale', 412, false, 'ID412') {}
 /** A lease lapsed, and nobody knows whether the work was done. An operator has to find out. */
-export class Unknown extends define('unknown', 409) {}
+export class Unknown extends define('unknown', 409, false, 'ID424') {}
 /** Bad arguments: an empty id, params that JSON cannot hold. */
-export class Invalid extends define('invalid', 400) {}
+export class Invalid extends define('invalid', 400, false, 'ID400') {}
 /** The lease has another holder, or has ended. Stop, and write nothing. */
-export class LeaseLost extends define('lost', 409) {}
+export class LeaseLost extends define('lost', 409, false, 'ID410') {}
 /** The value is larger than the scope's result_max_bytes. Store a reference to it. */
-export class TooLarge extends define('error', 500) {}
+export class TooLarge extends define('error', 500, false, 'ID413') {}
 /** The connection was lost at COMMIT, again and again. Send the same id again: the claim tells whether it was executed. */
 export class CommitUnknown extends define('commit_unknown', 503, true) {}
 /** idem is not in this database, or not in this schema. */
@@ -50,7 +50,7 @@ export class HandlerEndedTransaction extends define('error', 500) {}
 export class SwallowedError extends define('error', 500) {}
 
 /** The request ended for good: `stored` is the value that was given to `Refused`. Use a new id. */
-export class Failed extends define('failed', 409) {
+export class Failed extends define('failed', 409, false, 'ID417') {
 	/** `replayed`: an earlier execution has failed, and not this one. */
 	constructor(message: string, readonly stored: unknown, readonly replayed: boolean, more?: More) { super(message, more); }
 }

@@ -109,7 +109,7 @@ for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], [
 		const id = newId();
 		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: false });
 		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: true });
-		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 6 })).json, { outcome: 'mismatch', sqlstate: null, retryable: false, name: 'Mismatch' });
+		assert.deepEqual((await post('/once', null, { user: 'a', id, amount: 6 })).json, { outcome: 'mismatch', sqlstate: 'ID422', retryable: false, name: 'Mismatch' });
 		assert.deepEqual((await post('/once', null, { user: 'a', id: newId(), amount: -3 })).json.name, 'TypeError');
 		assert.deepEqual((await post('/call', null, { user: 'a', id, amount: 5 })).json, { value: { paid: 5 }, replayed: false });
 		assert.deepEqual((await post('/lease', null, { user: 'a', id, amount: 5, lease: '1 s', work: 1.5 })).json, { value: { paid: 5 }, replayed: false, previous: null });

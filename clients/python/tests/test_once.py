@@ -305,7 +305,16 @@ def test_call_of_a_failed_request(world):
         world.once(steps, scope="")
     with pytest.raises(idem_pg.Failed) as caught:
         world.go(world.idem.call("pay(text, int)", {"reference": "r", "amount": 3}, user="anna", id=world.id))
-    assert caught.value.stored == "no"
+    assert caught.value.stored == "no" and caught.value.replayed
+
+
+def test_call_of_a_function_that_fails_the_request(world):
+    world.observer.execute("CREATE OR REPLACE FUNCTION decline() RETURNS void LANGUAGE sql"
+                           " AS $$ SELECT idem.idem_fail('\"declined\"') $$")  # fmt: skip
+    for replayed in False, True:
+        with pytest.raises(idem_pg.Failed) as caught:
+            world.go(world.idem.call("decline()", {}, user="anna", id=world.id))
+        assert (caught.value.stored, caught.value.replayed) == ("declined", replayed)
 
 
 def test_reads(world):
@@ -405,8 +414,8 @@ def test_lost_connections_leave_their_places(world):
 
 def test_cancelled_at_each_await(world):
     """Nothing is lost, and nothing is executed twice, wherever a task is cancelled, even twice."""
-    if world.driver != "asyncpg":
-        pytest.skip("psycopg_async loses a place of its pool here")
+    if not world.asynchronous:
+        pytest.skip("asyncio only")
 
     async def cancel(step, times):
         task = asyncio.ensure_future(world.idem.once(

@@ -23,10 +23,7 @@ def steps_of(handler: Handler) -> Callable[[Any], Steps[Any]]:
 
 
 def blocking(method: Callable[P, Steps[T]]) -> Callable[P, T]:
-    @functools.wraps(method)
-    def call(*args: P.args, **options: P.kwargs) -> T:
-        return run(method(*args, **options))
-    return call
+    return functools.wraps(method)(lambda *args, **options: run(method(*args, **options)))
 
 
 def awaited(method: Callable[P, Steps[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -78,8 +75,8 @@ class Methods:
         wait: Duration | None = 0, attempts: int = 5,
     ) -> Steps[Answer]:  # fmt: skip
         """Runs a function of the database once, by idem_call: one round trip.  function: 'pay(text, integer)'."""
-        request = Request(user, id, scope, None, wait, attempts)
-        return self._core.observed(request, self._core.call(request, function, arguments))
+        request = Request(user, id, scope, arguments, wait, attempts)
+        return self._core.observed(request, self._core.call(request, function))
 
     def _lease(
         self, handler: Callable[[leases.Lease], Any], *, user: Id, id: Id, scope: str = "", lease: Duration = 30,

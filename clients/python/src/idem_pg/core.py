@@ -239,15 +239,12 @@ class Core:
             return (yield from self.ask(self.driver.query(tx, sql, args)))
         return (yield from self.repeat(request, body))
 
-    def call(self, request: Request, function: str, arguments: Any) -> Steps[Answer]:
-        try:
-            text = dumps(arguments)
-        except TypeError as error:
-            raise Invalid(f"arguments: {error}") from error
+    def call(self, request: Request, function: str) -> Steps[Answer]:
+        """The arguments are the request's params."""
         def body(tx: Any) -> Steps[Any]:
             request.stage, before = "claim", time.monotonic()
             try:
-                return (yield from self.driver.query(tx, self.CALL, (*request.key, function, text, request.claim()[-1])))
+                return (yield from self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:])))
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
                     row = yield from self.driver.query(tx, self.RESULT, request.key)
@@ -261,6 +258,8 @@ class Core:
             finally:
                 request.waited += time.monotonic() - before
         row = yield from self.repeat(request, body)
+        if row[1] == "failed":  # the function has called idem_fail
+            raise Failed(loads(row[0]), replayed=False)
         return Answer(loads(row[0]), row[1] == "completed")
 
     def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:

@@ -38,6 +38,16 @@ async def arun(steps: Steps[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
+async def take(pool: Any) -> Any:
+    """pool.getconn() in a task of its own: the pool would lose the connection that it hands to a cancelled one."""
+    getting = asyncio.ensure_future(pool.getconn())
+    try:
+        return await asyncio.shield(getting)
+    except asyncio.CancelledError:
+        getting.add_done_callback(lambda got: got.exception() or asyncio.ensure_future(pool.putconn(got.result())))
+        raise
+
+
 class Driver:
     """The dialect of a driver; by itself that of a connection of DB-API, such as Django's, for `within`.  Drivers of pools
     have acquire: a connection outside of a transaction; release: gives it back (broken: it is to be replaced); begin:
@@ -80,7 +90,8 @@ class Psycopg(Driver):
         self.before: dict[int, bool] = {}  # autocommit of the connections that are in use
 
     def acquire(self) -> Steps[Any]:
-        tx = yield self.source.getconn() if hasattr(self.source, "getconn") else self.source()
+        get = self.source.getconn if hasattr(self.source, "getconn") else self.source
+        tx = yield take(self.source) if self.asynchronous and get is not self.source else get()
         self.before[id(tx)] = tx.autocommit
         try:
             yield from self.set_autocommit(tx, True)

@@ -21,7 +21,6 @@ class IdemError(Exception):
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.__doc__)
 
-
 class InProgress(IdemError, outcome="in_progress", sqlstate="ID409", status=409, again=True):
     """Another holder is executing this request: send it again later."""
 
@@ -40,7 +39,6 @@ class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
     def __init__(self, stored: Any = None, *, replayed: bool = True) -> None:
         super().__init__(f"the request has failed for good: {stored!r}")
         self.stored, self.replayed = stored, replayed
-
 
 class Unknown(IdemError, outcome="unknown", sqlstate="ID424", status=409):
     """Nobody knows whether this request was executed: an operator finds out, then calls idem_heal or idem_forget."""
@@ -69,7 +67,6 @@ class HandlerEndedTransaction(IdemError, outcome="handler_ended_transaction", sq
 class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlstate="25P02"):
     """A statement of the handler failed, and the handler went on: everything was rolled back.  Use a savepoint where an
     error is expected; the server's log has the error."""
-
 
 class Refused(Exception):
     """Raised by a handler to end the request for good: `value` is stored by idem_fail, what the handler has written is

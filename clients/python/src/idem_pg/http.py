@@ -178,9 +178,8 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
             raise
         return problem(503, "unavailable", "Send the same request again", str(error), True)
     except IdemError as error:
-        if error.outcome not in OUTCOMES or request.stage not in ("claim", "commit"):
-            raise
-        if error.outcome == "invalid" and str(error).startswith("scope"):
+        of_scope = error.outcome == "invalid" and str(error).startswith("scope")
+        if error.outcome not in OUTCOMES or request.stage not in ("claim", "commit") or of_scope:
             raise
         kind, title = OUTCOMES[error.outcome]
         return problem(error.status, kind, title, str(error).split("\n")[0], error.retryable)
