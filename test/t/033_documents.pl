@@ -258,7 +258,7 @@ for my $relation (lines_of("SELECT c.relname FROM pg_class c WHERE c.relkind IN 
 names_each('metrics', $section{idem_metrics}, lines_of(q{SELECT DISTINCT '`' || name || '`' FROM idem_metrics}));
 names_each('outcomes', $section{Outcomes}, lines_of(q{SELECT '| `' || unnest(enum_range(NULL::idem_outcome)) || '` |'}));
 names_each('SQLSTATEs', $section{SQLSTATEs},
-	map { '| `' . s/\W//gr . '` |' } slurp_file('src/sqlstate.h') =~ /MAKE_SQLSTATE\((.*?)\)/g);
+	map { '`' . s/\W//gr . '`' } slurp_file('src/sqlstate.h') =~ /MAKE_SQLSTATE\((.*?)\)/g);
 
 # ----- the parts of the portable edition -----
 
