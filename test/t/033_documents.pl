@@ -1,5 +1,5 @@
 # README.md and doc/: their SQL runs as printed and returns what its comments say, their
-# links lead somewhere, and doc/reference.md leaves nothing out.
+# links lead somewhere, doc/reference.md leaves nothing out, and they stay short.
 #
 # Each file gets a database "app" of its own; its blocks run in their order, each in a
 # session of its own, as the owner of the database, who is no superuser. In a file,
@@ -30,6 +30,16 @@ my @documents = ('README.md', sort glob('doc/*.md'));
 
 my @lines = slurp_file('README.md') =~ /\n/g;
 cmp_ok(scalar(@lines), '<=', 200, 'README.md is short');
+
+my $words = 0;
+for my $file (grep { /^doc\// } @documents)
+{
+	my @words = split(' ', slurp_file($file));
+
+	$words += @words;
+	cmp_ok(scalar(@words), '<=', 3500, "words of $file") if $file ne 'doc/reference.md';
+}
+cmp_ok($words, '<=', 25500, 'words of doc/');
 
 # ----- links -----
 
