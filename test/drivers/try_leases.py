@@ -1,4 +1,4 @@
-"""The program of doc/leases.md, in a process that is stopped after one of its calls. Called by test/drivers/try.
+"""The program that doc/leases.md names, in a process that is stopped after one of its calls. Called by test/drivers/try.
 
 usage: try_leases.py {"socket", "user", "request", "amount", "autocommit", "deduplicates", "lease", "longest",
                      "stop": {"after", "how"}}

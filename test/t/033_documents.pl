@@ -1,5 +1,5 @@
 # README.md and doc/: their SQL runs as printed and returns what its comments say, their
-# links lead somewhere, and doc/reference.md leaves nothing out.
+# links lead somewhere, doc/reference.md leaves nothing out, and they stay short.
 #
 # Each file gets a database "app" of its own; its blocks run in their order, each in a
 # session of its own, as the owner of the database, who is no superuser. In a file,
@@ -30,6 +30,16 @@ my @documents = ('README.md', sort glob('doc/*.md'));
 
 my @lines = slurp_file('README.md') =~ /\n/g;
 cmp_ok(scalar(@lines), '<=', 200, 'README.md is short');
+
+my $words = 0;
+for my $file (grep { /^doc\// } @documents)
+{
+	my @words = split(' ', slurp_file($file));
+
+	$words += @words;
+	cmp_ok(scalar(@words), '<=', 3500, "words of $file") if $file ne 'doc/reference.md';
+}
+cmp_ok($words, '<=', 25500, 'words of doc/');
 
 # ----- links -----
 
@@ -82,10 +92,11 @@ for my $file (sort @pages)
 {
 	my @links = grep { !/^[a-z]+:/ } prose($file) =~ /\]\(([^)\s]+)\)/g;
 	is_deeply([ grep { is_broken($file, $_) } @links ], [], "the links of $file");
-	next if $file ne 'README.md';
-	$linked{s/#.*//r} = 1 for @links;
+	next if $file ne 'doc/README.md';
+	$linked{'doc/' . s/#.*//r} = 1 for @links;
 }
-is_deeply([ grep { !$linked{$_} } grep { /^doc\// } @documents ], [], 'README.md links to each page of doc/');
+is_deeply([ grep { !$linked{$_} } grep { /^doc\/[^R]/ } @documents ], [], 'doc/README.md links to each page');
+like(slurp_file('README.md'), qr/\(doc\/README\.md\)/, 'README.md links to doc/README.md');
 
 # Over 512 characters, lintian refuses Debian's source package.
 for my $file (sort @pages)
@@ -257,7 +268,24 @@ for my $relation (lines_of("SELECT c.relname FROM pg_class c WHERE c.relkind IN 
 names_each('metrics', $section{idem_metrics}, lines_of(q{SELECT DISTINCT '`' || name || '`' FROM idem_metrics}));
 names_each('outcomes', $section{Outcomes}, lines_of(q{SELECT '| `' || unnest(enum_range(NULL::idem_outcome)) || '` |'}));
 names_each('SQLSTATEs', $section{SQLSTATEs},
-	map { '| `' . s/\W//gr . '` |' } slurp_file('src/sqlstate.h') =~ /MAKE_SQLSTATE\((.*?)\)/g);
+	map { '`' . s/\W//gr . '`' } slurp_file('src/sqlstate.h') =~ /MAKE_SQLSTATE\((.*?)\)/g);
+
+# ----- the parts of the portable edition -----
+
+my @file = split(/\n/, slurp_file('sql/idem-portable.sql'));
+my @starts = grep { $file[$_] =~ /^-- ----- .* -----$/ } 0 .. $#file;
+my (@parts, @wrong);
+for my $item (slurp_file('doc/for-auditors.md') =~ /^\d+\. (.*?\(\d+\))/msg)
+{
+	my ($lines) = $item =~ /(\d+)\)$/;
+	my $from = @parts;
+
+	push @parts, map { s/\s+/ /gr } $item =~ /\*([^*]+)\*/g;
+	my $end = $starts[@parts] // @file;
+	push @wrong, $item if abs($lines - ($end - ($from || @parts ? $starts[$from] : 0))) > 40;
+}
+is_deeply(\@parts, [ map { $file[$_] =~ /^-- ----- (.*) -----$/ } @starts ], 'doc/for-auditors.md has the parts of the portable edition');
+is_deeply(\@wrong, [], 'and their lines, to within 40');
 
 # ----- messages that are explained -----
 
