@@ -29,7 +29,8 @@ my $row = qr/$value(?: \| $value)*(?=[,;\n])/;
 my @documents = ('README.md', sort glob('doc/*.md'));
 
 my @lines = slurp_file('README.md') =~ /\n/g;
-cmp_ok(scalar(@lines), '<=', 200, 'README.md is short');
+cmp_ok(scalar(@lines), '<=', 160, 'README.md is short');
+cmp_ok(scalar(split ' ', slurp_file('README.md')), '<', 1300, 'README.md has few words');
 
 my $words = 0;
 for my $file (grep { /^doc\// } @documents)
