@@ -11,6 +11,7 @@
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
 #   make clients         dist/clients: the packages of clients/ for npm and PyPI; needs npm and python3-build
+#   make try             dist/try: the page of doc/try with PGlite, for any file server; needs npm
 #   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make rpm             dist/rpm: an RPM package for the server of PG_CONFIG, from packaging/rpm;
 #                        RPMFLAGS="--nodeps" where the server is no RPM package
@@ -118,7 +119,7 @@ endif
 PG_CONFIG = pg_config
 
 # These goals need no server, and no pg_config.
-SERVERLESS = portable scripts dist dist-pgtle dist-dbdev deb release-check sql/% dist/%
+SERVERLESS = portable scripts dist dist-pgtle dist-dbdev try deb release-check sql/% dist/%
 ifneq ($(filter-out $(SERVERLESS),$(or $(MAKECMDGOALS),all)),)
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 endif
@@ -245,6 +246,16 @@ clients: sql/idem-portable-plain.sql
 	cd clients/python && /usr/bin/python3 -m build --wheel --no-isolation --outdir ../../$(DIST)/clients
 	cd clients/node && npm install --no-package-lock --no-audit --no-fund && npm run build && \
 		npm pack --pack-destination ../../$(DIST)/clients
+
+# The page works without a network: it has PGlite beside it, of the version that the tests of clients/node use.
+TRY = $(DIST)/try
+PGLITE = clients/node/node_modules/@electric-sql/pglite
+.PHONY: try
+try: sql/idem-portable-plain.sql
+	[ -d $(PGLITE) ] || { cd clients/node && npm install --no-package-lock --no-audit --no-fund --ignore-scripts; }
+	rm -rf $(TRY) && mkdir -p $(TRY)/pglite
+	cp doc/try/* $< $(TRY)
+	cp $(PGLITE)/LICENSE $(PGLITE)/dist/*.js $(PGLITE)/dist/*.wasm $(PGLITE)/dist/*.data $(TRY)/pglite
 
 # The archive for PGXN. It and the packages made of it have what is committed, and the archive the
 # SQL scripts that are made of it.
