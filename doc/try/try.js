@@ -19,7 +19,7 @@ END $$;`;
 const TABLES = {
 	accounts: 'SELECT id, balance FROM accounts',
 	payments: 'SELECT id, account, amount FROM payments ORDER BY id DESC',
-	idem_claims: `SELECT request_id, state, result::text, to_char(expires_at, 'YYYY-MM-DD HH24:MI') AS expires_at
+	idem_claims: `SELECT request_id, state, result::text, to_char(expires_at, 'MM-DD HH24:MI') AS expires_at
 		FROM idem_claims ORDER BY expires_at DESC, request_id DESC`,
 };
 
