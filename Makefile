@@ -30,8 +30,9 @@ EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql $(UPDATES)
-SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql sql/idem-move.sql sql/idem-citus.sql
-EXTRA_CLEAN = $(SCRIPTS) dist
+# Not SCRIPTS: PGXS installs those beside the programs of the server.
+SQL_FILES = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql sql/idem-move.sql sql/idem-citus.sql
+EXTRA_CLEAN = $(SQL_FILES) dist
 OBJS = \
 	src/idem.o \
 	src/clean/start_worker.o \
@@ -178,8 +179,8 @@ UPDATES = $(UPDATES_FROM:%=sql/idem_portable--%--1.0.sql)
 
 .PHONY: scripts portable
 all: scripts
-scripts: $(SCRIPTS)
-portable: $(filter sql/idem-%,$(filter-out $(DATA_built),$(SCRIPTS)))
+scripts: $(SQL_FILES)
+portable: $(filter sql/idem-%,$(filter-out $(DATA_built),$(SQL_FILES)))
 
 sql/idem--1.0.sql: $(C_PARTS) META.json Makefile
 	$(JOIN) $(C_PARTS) | sed -e "s/@schema@/$(SCHEMA)/g" -e "s/@types@/'e'/" -e 's/@version@/$(VERSION)/' >$@.tmp
@@ -268,7 +269,7 @@ dist:
 	mkdir -p $(DIST)/committed
 	git archive HEAD Makefile META.json sql | tar -C $(DIST)/committed -xf -
 	$(MAKE) -C $(DIST)/committed scripts
-	$(RELEASE_ARCHIVE)sql/ $(addprefix --add-file=$(DIST)/committed/,$(SCRIPTS)) --prefix=idem-$(DIST_VERSION)/ \
+	$(RELEASE_ARCHIVE)sql/ $(addprefix --add-file=$(DIST)/committed/,$(SQL_FILES)) --prefix=idem-$(DIST_VERSION)/ \
 		--format=zip --output=$(DIST)/idem-$(DIST_VERSION).zip HEAD
 	rm -rf $(DIST)/committed
 
@@ -277,7 +278,7 @@ RELEASE = $(DIST)/release
 .PHONY: release-files
 release-files: dist portable dist-pgtle dist-dbdev clients
 	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
-	cp $(DIST)/idem-$(DIST_VERSION).zip $(DIST)/clients/* $(filter sql/idem-%,$(filter-out $(DATA_built),$(SCRIPTS))) $(RELEASE)
+	cp $(DIST)/idem-$(DIST_VERSION).zip $(DIST)/clients/* $(filter sql/idem-%,$(filter-out $(DATA_built),$(SQL_FILES))) $(RELEASE)
 	cp $(DIST)/pgtle/idem_portable.sql $(RELEASE)/idem_portable-pgtle.sql
 	tar -C $(DIST)/dbdev -czf $(RELEASE)/idem_portable-dbdev.tar.gz idem_portable
 	cd $(RELEASE) && sha256sum * >SHA256SUMS
