@@ -11,6 +11,8 @@
 #   make dist-dbdev      dist/dbdev: the portable edition as a package for database.dev
 #   make dist            dist/idem-VERSION.zip: the archive for PGXN, of what is committed
 #   make clients         dist/clients: the packages of clients/ for npm and PyPI; needs npm and python3-build
+#   make release-files   dist/release: the archive, the portable edition and the clients, with checksums
+#   make try             dist/try: the page of doc/try with PGlite, for any file server; needs npm
 #   make deb             dist/deb: Debian's packages, from packaging/debian
 #   make rpm             dist/rpm: an RPM package for the server of PG_CONFIG, from packaging/rpm;
 #                        RPMFLAGS="--nodeps" where the server is no RPM package
@@ -28,8 +30,9 @@ EXTENSION = idem idem_portable
 MODULE_big = idem
 PGFILEDESC = "idem - claim a request once, replay it, forget it in time"
 DATA_built = sql/idem--1.0.sql sql/idem_portable--1.0.sql $(UPDATES)
-SCRIPTS = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql sql/idem-move.sql sql/idem-citus.sql
-EXTRA_CLEAN = $(SCRIPTS) dist
+# Not SCRIPTS: PGXS installs those beside the programs of the server.
+SQL_FILES = $(DATA_built) sql/idem-portable.sql sql/idem-portable-plain.sql sql/idem-move.sql sql/idem-citus.sql
+EXTRA_CLEAN = $(SQL_FILES) dist
 OBJS = \
 	src/idem.o \
 	src/clean/start_worker.o \
@@ -118,7 +121,7 @@ endif
 PG_CONFIG = pg_config
 
 # These goals need no server, and no pg_config.
-SERVERLESS = portable scripts dist dist-pgtle dist-dbdev deb release-check sql/% dist/%
+SERVERLESS = portable scripts dist dist-pgtle dist-dbdev clients release-files try deb release-check sql/% dist/%
 ifneq ($(filter-out $(SERVERLESS),$(or $(MAKECMDGOALS),all)),)
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 endif
@@ -176,8 +179,8 @@ UPDATES = $(UPDATES_FROM:%=sql/idem_portable--%--1.0.sql)
 
 .PHONY: scripts portable
 all: scripts
-scripts: $(SCRIPTS)
-portable: $(filter sql/idem-%,$(filter-out $(DATA_built),$(SCRIPTS)))
+scripts: $(SQL_FILES)
+portable: $(filter sql/idem-%,$(filter-out $(DATA_built),$(SQL_FILES)))
 
 sql/idem--1.0.sql: $(C_PARTS) META.json Makefile
 	$(JOIN) $(C_PARTS) | sed -e "s/@schema@/$(SCHEMA)/g" -e "s/@types@/'e'/" -e 's/@version@/$(VERSION)/' >$@.tmp
@@ -241,10 +244,21 @@ dist-dbdev: sql/idem_portable--1.0.sql $(UPDATES)
 .PHONY: clients
 clients: sql/idem-portable-plain.sql
 	rm -rf $(DIST)/clients && mkdir -p $(DIST)/clients
+	cp LICENSE clients/python/ && cp LICENSE clients/node/
 	cp $< clients/python/src/idem_pg/
 	cd clients/python && /usr/bin/python3 -m build --wheel --no-isolation --outdir ../../$(DIST)/clients
 	cd clients/node && npm install --no-package-lock --no-audit --no-fund && npm run build && \
 		npm pack --pack-destination ../../$(DIST)/clients
+
+# The page works without a network: it has PGlite beside it, of the version that the tests of clients/node use.
+TRY = $(DIST)/try
+PGLITE = clients/node/node_modules/@electric-sql/pglite
+.PHONY: try
+try: sql/idem-portable-plain.sql
+	[ -d $(PGLITE) ] || { cd clients/node && npm install --no-package-lock --no-audit --no-fund --ignore-scripts; }
+	rm -rf $(TRY) && mkdir -p $(TRY)/pglite
+	cp doc/try/* $< $(TRY)
+	cp $(PGLITE)/LICENSE $(PGLITE)/dist/*.js $(PGLITE)/dist/*.wasm $(PGLITE)/dist/*.data $(TRY)/pglite
 
 # The archive for PGXN. It and the packages made of it have what is committed, and the archive the
 # SQL scripts that are made of it.
@@ -253,11 +267,21 @@ RELEASE_ARCHIVE = git archive --prefix=idem-$(DIST_VERSION)/
 dist:
 	rm -rf $(DIST)/committed
 	mkdir -p $(DIST)/committed
-	git archive HEAD Makefile sql | tar -C $(DIST)/committed -xf -
+	git archive HEAD Makefile META.json sql | tar -C $(DIST)/committed -xf -
 	$(MAKE) -C $(DIST)/committed scripts
-	$(RELEASE_ARCHIVE)sql/ $(addprefix --add-file=$(DIST)/committed/,$(SCRIPTS)) --prefix=idem-$(DIST_VERSION)/ \
+	$(RELEASE_ARCHIVE)sql/ $(addprefix --add-file=$(DIST)/committed/,$(SQL_FILES)) --prefix=idem-$(DIST_VERSION)/ \
 		--format=zip --output=$(DIST)/idem-$(DIST_VERSION).zip HEAD
 	rm -rf $(DIST)/committed
+
+# What is the same for all servers. Debian's, RPM's and container's tools make the rest.
+RELEASE = $(DIST)/release
+.PHONY: release-files
+release-files: dist portable dist-pgtle dist-dbdev clients
+	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	cp $(DIST)/idem-$(DIST_VERSION).zip $(DIST)/clients/* $(filter sql/idem-%,$(filter-out $(DATA_built),$(SQL_FILES))) $(RELEASE)
+	cp $(DIST)/pgtle/idem_portable.sql $(RELEASE)/idem_portable-pgtle.sql
+	tar -C $(DIST)/dbdev -czf $(RELEASE)/idem_portable-dbdev.tar.gz idem_portable
+	cd $(RELEASE) && sha256sum * >SHA256SUMS
 
 # Debian's packages. pg_buildext names them after the servers for which there are headers. It calls
 # make itself, for each server: this make's arguments are not for those.

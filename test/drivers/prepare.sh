@@ -35,7 +35,8 @@ configure_cluster_for_drivers()
 {
 	local port
 
-	port=$(/usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+	# shellcheck disable=SC2154 # of test/lib/prepare.sh
+	port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 	configure_cluster <<-SETTINGS
 		listen_addresses = '127.0.0.1'
 		port = $port

@@ -11,6 +11,7 @@
 # After make_workspace: $workspace, with a copy of the tree in $workspace/tree.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+python=${IDEM_PYTHON:-/usr/bin/python3}
 workspace=
 uninstall=
 
@@ -227,9 +228,9 @@ prepare_for_clients()
 	local module packages=()
 
 	for module in psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build; do
-		/usr/bin/python3 -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
+		"$python" -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
 	done
-	/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+	"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
 	command -v mypy >/dev/null || packages+=(mypy)
 	[ "${#packages[@]}" -gt 0 ] || return 0
 	command -v apt-get >/dev/null || die "not a Debian: please install for Python: ${packages[*]}"

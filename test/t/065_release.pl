@@ -23,7 +23,8 @@ is($err, '', 'without warnings');
 # The release archive has no workflows.
 my @workflows = grep { -d } '.github';
 my $folder = PostgreSQL::Test::Utils::tempdir;
-system_or_bail('sh', '-c', "cp -r @workflows *.control CHANGELOG.md META.json Makefile README.md doc packaging sql src '$folder'");
+system_or_bail('sh', '-c', "cp --parents clients/node/package.json clients/python/pyproject.toml clients/python/src/idem_pg/__init__.py '$folder' && "
+	. "cp -r @workflows *.control CHANGELOG.md META.json Makefile README.md doc packaging sql src '$folder'");
 
 # Each of: file, what is there, what takes its place, what is printed
 for my $case (
@@ -47,7 +48,23 @@ for my $case (
 	[ 'packaging/rpm/idem.spec', qr/^(Version: +)1/m, '${1}9', qr/idem\.spec has 9/ ],
 	[ 'packaging/rpm/idem.spec', qr/ - 1\./, ' - 9.', qr/idem\.spec: changelog has 9/ ],
 	[ 'doc/development.md', qr/^PostgreSQL \d+ to/m, 'PostgreSQL 9 to', qr/doc\/development\.md has 9 to/ ],
-	(map { [ "$_/workflows/ci.yml", qr/postgres: \[15, /, 'postgres: [', qr/ci\.yml has \d.*, not 15, / ] } @workflows),
+	[ 'doc/support.md', qr/PostgreSQL \d+ to/, 'PostgreSQL 9 to', qr/doc\/support\.md has 9 to/ ],
+	[ 'src/idem.c', qr/version = "1/, 'version = "9', qr/src\/idem\.c has 9/ ],
+	[ 'clients/node/package.json', qr/"version": "1/, '"version": "9', qr/package\.json has 9/ ],
+	[ 'clients/python/pyproject.toml', qr/^version = "1/m, 'version = "9', qr/pyproject\.toml has 9/ ],
+	[ 'clients/python/src/idem_pg/__init__.py', qr/__version__ = "1/, '__version__ = "9', qr/__init__\.py has 9/ ],
+	[ 'META.json', qr/"mailto": "/, '"mailto": "x', qr/addresses: META\.json: bugtracker has x/ ],
+	(map { [ $_, qr/contributors <(?=[^>]*>)/, 'contributors <x', qr/addresses: \Q$_\E has idem contributors <x/ ] }
+		  'packaging/debian/changelog', 'packaging/debian/control.in', 'packaging/rpm/idem.spec'),
+	[ 'packaging/debian/control.in', qr/^Homepage: /m, 'Homepage: x', qr/control\.in has xhttps/ ],
+	[ 'packaging/rpm/idem.spec', qr/^(URL: +)/m, '${1}x', qr/idem\.spec has xhttps/ ],
+	[ 'packaging/docker/cloudnativepg.yaml', qr/reference: /, 'reference: x', qr/cloudnativepg\.yaml has x/ ],
+	[ 'clients/node/package.json', qr/"homepage": "/, '"homepage": "x', qr/package\.json has xhttps/ ],
+	[ 'clients/node/package.json', qr/git\+https/, 'git+xhttps', qr/package\.json has xhttps/ ],
+	[ 'clients/python/pyproject.toml', qr/email = "/, 'email = "x', qr/pyproject\.toml has x/ ],
+	(map { [ 'clients/python/pyproject.toml', qr/^$_ = "/m, qq{$_ = "x}, qr/pyproject\.toml has xhttps/ ] } qw(Homepage Repository)),
+	(map { [ "$_/SECURITY.md", qr/(?=\bmaintainers@)/, 'x', qr/SECURITY\.md has x/ ] } @workflows),
+	(map { my $github = $_; map { [ "$github/workflows/$_.yml", qr/postgres: \[15, /, 'postgres: [', qr/$_\.yml has \d.*, not 15, / ] } qw(ci release) } @workflows),
 	[ 'README.md', qr/\A/, "with PostgreSQL 9 or later\n", qr/README\.md has 9/ ])
 {
 	my ($file, $pattern, $replacement, $printed) = @$case;

@@ -1,4 +1,4 @@
-# Installation, whatever the session has set, whatever the name of the schema, and by whom: the
+# Installation: which files; and, whatever the session has set, whatever the name of the schema, and by whom: the
 # same objects, in the tablespace of the database, and nothing of the installer's runs or is granted.
 
 use strict;
@@ -7,6 +7,17 @@ use warnings;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use File::Find;
+
+chomp(my ($sharedir, $pkglibdir) = map { scalar `pg_config --$_` } qw(sharedir pkglibdir));
+my $root = PostgreSQL::Test::Utils::tempdir;
+my @installed;
+is(system("make -s with_llvm=no DESTDIR='$root' install >/dev/null"), 0, 'make install');
+find({ no_chdir => 1, wanted => sub { push @installed, s/^\Q$root\E//r if -f } }, $root);
+is_deeply(
+	[ sort @installed ],
+	[ sort "$pkglibdir/idem.so", map { "$sharedir/extension/$_" } map { ("$_.control", "$_--1.0.sql") } qw(idem idem_portable) ],
+	'installs the library and the extensions, and nothing else');
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
