@@ -49,7 +49,7 @@ find(
 	{
 		no_chdir => 1,
 		wanted => sub {
-			$File::Find::prune = 1 if /\/(\.git|node_modules|tmp_check)$/;
+			$File::Find::prune = 1 if /\/(\.git|node_modules|tmp_check|dist)$/;
 			push @pages, s/^\.\///r if /\.md$/;
 		}
 	},
