@@ -138,7 +138,7 @@ endif
 include $(PGXS)
 
 # Not PROVE_FLAGS: that is the user's, and PGXS empties it.
-PG_PROVE_FLAGS += -I test/lib
+PG_PROVE_FLAGS := -I test/lib $(PG_PROVE_FLAGS)
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h src/*/*.h)
 

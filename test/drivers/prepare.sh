@@ -7,26 +7,18 @@
 
 prepare_for_drivers()
 {
-	local packages=() pgbouncer=
-
-	/usr/bin/python3 -c 'import psycopg' 2>/dev/null || packages+=(python3-psycopg)
-	/usr/bin/python3 -c 'import psycopg2' 2>/dev/null || packages+=(python3-psycopg2)
-	/usr/bin/python3 -c 'import asyncpg' 2>/dev/null || packages+=(python3-asyncpg)
-	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
+	/usr/bin/python3 -c 'import psycopg' 2>/dev/null || missing+=(python3-psycopg)
+	/usr/bin/python3 -c 'import psycopg2' 2>/dev/null || missing+=(python3-psycopg2)
+	/usr/bin/python3 -c 'import asyncpg' 2>/dev/null || missing+=(python3-asyncpg)
+	has_node_modules || command -v npm >/dev/null || missing+=(nodejs node-pg)
 	if as_user sh -c 'command -v javac' >/dev/null && [ ! -e /usr/share/java/postgresql.jar ]; then
-		packages+=(libpostgresql-jdbc-java)
+		missing+=(libpostgresql-jdbc-java)
 	fi
 	if as_user sh -c 'command -v go' >/dev/null &&
 		[ ! -e /usr/share/gocode/src/github.com/jackc/pgx/v4 ]; then
-		packages+=(golang-github-jackc-pgx-v4-dev)
+		missing+=(golang-github-jackc-pgx-v4-dev)
 	fi
-	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || pgbouncer=missing
-	[ "${#packages[@]}" -gt 0 ] || [ -n "$pgbouncer" ] || return 0
-	command -v apt-get >/dev/null ||
-		die "not a Debian: please install PgBouncer, Python's psycopg, psycopg2 and asyncpg, Node's pg"
-	apt update
-	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
-	[ -z "$pgbouncer" ] || install_without_service pgbouncer
+	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || services+=(pgbouncer)
 }
 
 # configure_cluster_for_drivers: the cluster also listens on a free port of 127.0.0.1, for JDBC,

@@ -14,6 +14,10 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${IDEM_PYTHON:-/usr/bin/python3}
 workspace=
 uninstall=
+bindir=
+missing=()		# packages
+services=()		# packages that would start a service
+optional=()		# packages that not each Debian has
 
 die()
 {
@@ -35,7 +39,7 @@ as_root()
 # or a locale of the caller cannot change the tests.
 as_user()
 {
-	local command=(env -i "PATH=$bindir:/usr/local/bin:/usr/bin:/bin"
+	local command=(env -i "PATH=${bindir:+$bindir:}/usr/local/bin:/usr/bin:/bin"
 		"HOME=$workspace" "TMPDIR=$workspace/tmp" LC_ALL=C.UTF-8 "$@")
 
 	if [ "$(id -u)" -eq 0 ]; then
@@ -135,26 +139,28 @@ install_packages()
 	as_root rm -f "$no_cluster"
 }
 
+# prepare_machine [FUNCTION ...]: installs what is missing, all at once, since each apt-get takes seconds: of a server with
+# headers and a compiler, and what the functions add to $missing, $services and $optional
 prepare_machine()
 {
-	local packages=()
+	local function
 
-	find_server || packages+=(server)
-	command -v gcc >/dev/null || packages+=(gcc libc6-dev)
-	command -v make >/dev/null || packages+=(make)
-	{ command -v prove && perl -MIPC::Run -e 1; } >/dev/null 2>&1 ||
-		packages+=(libipc-run-perl)
-	if [ ${#packages[@]} -gt 0 ]; then
-		command -v apt-get >/dev/null ||
-			die "not a Debian: please install ${packages[*]} (with headers)"
+	if ! find_server; then
+		pg_config=
+		command -v apt-get >/dev/null || die "not a Debian: please install a server with its headers"
 		apt update
-		if [ "${packages[0]}" = server ]; then
-			# shellcheck disable=SC2207 # words are what it prints
-			packages=($(server_packages) "${packages[@]:1}")
-		fi
-		install_packages "${packages[@]}"
-		find_server || die "no server with headers, even after installing one"
+		# shellcheck disable=SC2207 # words are what it prints
+		missing+=($(server_packages))
 	fi
+	command -v gcc >/dev/null || missing+=(gcc libc6-dev)
+	command -v make >/dev/null || missing+=(make)
+	{ command -v prove && perl -MIPC::Run -e 1; } >/dev/null 2>&1 ||
+		missing+=(libipc-run-perl)
+	for function in "$@"; do
+		"$function"
+	done
+	install_missing
+	find_server || die "no server with headers, even after installing one"
 	bindir=$("$pg_config" --bindir)
 	pgxs=$("$pg_config" --pgxs)
 	# shellcheck disable=SC2034 # for the caller
@@ -164,78 +170,91 @@ prepare_machine()
 		die "IDEM_INSTALLED is set, but the extension is not installed for $version"
 }
 
-# install_without_service PACKAGE: Debian's package would start its service, now and at each boot;
+install_missing()
+{
+	local package
+
+	[ $((${#missing[@]} + ${#services[@]} + ${#optional[@]})) -gt 0 ] || return 0
+	if [ $((${#missing[@]} + ${#services[@]})) -eq 0 ]; then
+		command -v apt-get >/dev/null && (apt update) || return 0
+	else
+		command -v apt-get >/dev/null || die "not a Debian: please install ${missing[*]} ${services[*]}"
+		apt update
+	fi
+	for package in "${optional[@]}"; do
+		! apt-get -qq -s install "$package" >/dev/null 2>&1 || missing+=("$package")
+	done
+	[ $((${#missing[@]} + ${#services[@]})) -eq 0 ] || install_without_service "${services[*]}" "${missing[@]}"
+	missing=() services=() optional=()
+}
+
+# install_without_service "SERVICE ..." [PACKAGE ...]: Debian's packages would start their services, now and at each boot;
 # this prevents both.
 install_without_service()
 {
-	local no_services=/usr/sbin/policy-rc.d
+	local no_services=/usr/sbin/policy-rc.d service
 
 	(
-		if [ ! -e "$no_services" ]; then
+		if [ -n "$1" ] && [ ! -e "$no_services" ]; then
 			trap 'as_root rm -f "$no_services"' EXIT
 			printf '#!/bin/sh\nexit 101\n' | as_root tee "$no_services" >/dev/null
 			as_root chmod 755 "$no_services"
 		fi
-		install_packages "$1"
-		as_root update-rc.d "$1" disable
+		# shellcheck disable=SC2086 # words
+		install_packages $1 "${@:2}"
+		for service in $1; do
+			as_root update-rc.d "$service" disable
+		done
 	)
 }
 
-# Installs other extensions, beside which tap tries idem. Debian has them for servers of its own
-# only, and not for each version: where one is missing, its test is skipped.
+# Other extensions, beside which tap tries idem. Debian has them for servers of its own only, and not for each
+# version: where one is missing, its test is skipped.
 prepare_for_tap()
 {
-	local libraries packages=() package server
+	local libraries=/nowhere package server
 
-	server=${bindir#/usr/lib/postgresql/}
-	server=${server%/bin}
-	libraries=$("$pg_config" --pkglibdir)
-	[[ $server =~ ^[0-9]+$ ]] && command -v apt-get >/dev/null || return 0
+	if [ -n "$pg_config" ]; then
+		libraries=$("$pg_config" --pkglibdir)
+		server=$("$pg_config" --bindir)
+		server=${server#/usr/lib/postgresql/}
+		server=${server%/bin}
+	else
+		server=${missing[0]#postgresql-}
+	fi
+	[[ $server =~ ^[0-9]+$ ]] || return 0
 	for package in cron/pg_cron pgaudit/pgaudit repack/pg_repack set-user/set_user; do
-		[ -e "$libraries/${package#*/}.so" ] || packages+=("postgresql-$server-${package%/*}")
-	done
-	[ "${#packages[@]}" -gt 0 ] || return 0
-	(apt update) || true
-	for package in "${packages[@]}"; do
-		if apt-cache show "$package" >/dev/null 2>&1; then
-			(install_packages "$package") || true
-		fi
+		[ -e "$libraries/${package#*/}.so" ] || optional+=("postgresql-$server-${package%/*}")
 	done
 }
 
-# Installs what the examples need besides the server. A Node that is not Debian's conflicts with
+# What the examples need besides the server. A Node that is not Debian's conflicts with
 # Debian's node-pg, but has npm: see install_node_modules.
 prepare_for_examples()
 {
-	local packages=() redis=
-
-	command -v redis-server >/dev/null || redis=missing
-	perl -MDBD::Pg -e 1 2>/dev/null || packages+=(libdbd-pg-perl)
-	perl -MRedis -e 1 2>/dev/null || packages+=(libredis-perl)
-	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
-	[ "${#packages[@]}" -gt 0 ] || [ -n "$redis" ] || return 0
-	command -v apt-get >/dev/null ||
-		die "not a Debian: please install Redis, Perl's DBD::Pg and Redis, Node's pg"
-	apt update
-	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
-	[ -z "$redis" ] || install_without_service redis-server
+	command -v redis-server >/dev/null || services+=(redis-server)
+	perl -MDBD::Pg -e 1 2>/dev/null || missing+=(libdbd-pg-perl)
+	perl -MRedis -e 1 2>/dev/null || missing+=(libredis-perl)
+	has_node_modules || command -v npm >/dev/null || missing+=(nodejs node-pg)
 }
 
-# Installs what the clients and their tests need. Debian 12 has no Node 20: without it, and npm, the tests of
+# What the clients and their tests need. Debian 12 has no Node 20: without it, and npm, the tests of
 # the client for Node are skipped.
 prepare_for_clients()
 {
-	local module packages=()
+	local module
 
 	for module in psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build; do
-		"$python" -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
+		"$python" -c "import $module" 2>/dev/null || missing+=("python3-${module//_/-}")
 	done
-	"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
-	command -v mypy >/dev/null || packages+=(mypy)
-	[ "${#packages[@]}" -gt 0 ] || return 0
-	command -v apt-get >/dev/null || die "not a Debian: please install for Python: ${packages[*]}"
-	apt update
-	install_packages "${packages[@]}"
+	"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+	command -v mypy >/dev/null || missing+=(mypy)
+	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || services+=(pgbouncer)
+}
+
+prepare_for_torture()
+{
+	command -v spin >/dev/null || ! command -v apt-get >/dev/null || missing+=(spin)
 }
 
 has_node_20()
@@ -243,29 +262,20 @@ has_node_20()
 	command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))'
 }
 
-prepare_for_torture()
-{
-	if ! command -v spin >/dev/null && command -v apt-get >/dev/null; then
-		apt update
-		install_packages spin
-	fi
-}
-
 has_node_modules()
 {
 	as_user node -e 'require("pg")' >/dev/null 2>&1
 }
 
-# install_node_modules FOLDER: installs the modules of its package.json into the folder, if the
-# machine does not have them
+# install_node_modules FOLDER: installs the modules of its package.json into the workspace, where each program below
+# it finds them
 install_node_modules()
 {
-	has_node_modules && return
-	(cd "$1" && npm install --silent --no-audit --no-fund --ignore-scripts </dev/null) ||
-		die "npm install in $1 failed"
-	if [ "$(id -u)" -eq 0 ]; then
-		chown -R "$(server_user):" "$1"
-	fi
+	mkdir modules
+	cp "$1/package.json" modules/
+	(cd modules && npm install --silent --no-package-lock --no-audit --no-fund --ignore-scripts </dev/null) ||
+		die "npm install of $1/package.json failed"
+	mv modules/node_modules .
 }
 
 # Makes the workspace with a copy of the tree, but without files of earlier builds and tests

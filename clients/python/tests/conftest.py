@@ -22,7 +22,7 @@ import idem_pg
 from idem_pg.drivers import arun, run
 
 DATABASES = os.environ.get("IDEM_DATABASES", os.environ.get("PGDATABASE", "postgres")).split()
-DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]
+DRIVERS = os.environ.get("IDEM_DRIVERS", "psycopg psycopg_async asyncpg").split()
 TABLES = """
 CREATE TABLE IF NOT EXISTS payments (id bigserial PRIMARY KEY, reference text, user_id text, amount int);
 CREATE TABLE IF NOT EXISTS provider_calls (id bigserial, reference text);
