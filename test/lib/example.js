@@ -48,7 +48,8 @@ function psql(databaseName, sql) {
 function makeDatabase(sql) {
 	psql('postgres', `CREATE DATABASE ${name}`);
 	made = true;
-	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(home, 'recipe.sql')) + sql);
+	psql(name, `CREATE SCHEMA idem; CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'} SCHEMA idem;` +
+		fs.readFileSync(path.join(home, 'recipe.sql')) + sql);
 }
 
 // Makes a role with these rights, which start() can run a process as, and returns its name
