@@ -1,4 +1,4 @@
-"""What doc/drivers.md has for the tests: its SQL, its programs, its tables of errors; and the program of doc/leases.md."""
+"""What doc/drivers.md has for the tests: its SQL, its programs, its tables; and the program of doc/leases.md."""
 
 import pathlib
 import re

@@ -9,10 +9,8 @@ prepare_for_drivers()
 {
 	local packages=() pgbouncer=
 
-	/usr/bin/python3 -c 'import psycopg' 2>/dev/null || packages+=(python3-psycopg)
-	/usr/bin/python3 -c 'import psycopg2' 2>/dev/null || packages+=(python3-psycopg2)
-	/usr/bin/python3 -c 'import asyncpg' 2>/dev/null || packages+=(python3-asyncpg)
-	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
+	install_python_modules psycopg psycopg_pool
+	command -v node >/dev/null || packages+=(nodejs node-pg)
 	if as_user sh -c 'command -v javac' >/dev/null && [ ! -e /usr/share/java/postgresql.jar ]; then
 		packages+=(libpostgresql-jdbc-java)
 	fi
@@ -23,7 +21,7 @@ prepare_for_drivers()
 	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || pgbouncer=missing
 	[ "${#packages[@]}" -gt 0 ] || [ -n "$pgbouncer" ] || return 0
 	command -v apt-get >/dev/null ||
-		die "not a Debian: please install PgBouncer, Python's psycopg, psycopg2 and asyncpg, Node's pg"
+		die "not a Debian: please install PgBouncer, Node's pg, the drivers of Java and Go"
 	apt update
 	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 	[ -z "$pgbouncer" ] || install_without_service pgbouncer
@@ -56,6 +54,8 @@ missing_for()
 	case $1 in
 		jdbc) commands=(java javac) ;;
 		pgx) commands=(go) ;;
+		node) ! has_node_20 || return 0; echo 'needs npm, and Node 20'; return ;;
+		pg) has_node_20 || as_user node -e 'require("pg")' >/dev/null 2>&1 || { echo "no pg"; return; } ;;
 	esac
 	for command in "${commands[@]}"; do
 		as_user sh -c "command -v $command" >/dev/null || { echo "no $command"; return; }

@@ -202,19 +202,31 @@ prepare_for_tap()
 	done
 }
 
-# Installs what the examples need besides the server. A Node that is not Debian's conflicts with
-# Debian's node-pg, but has npm: see install_node_modules.
+# install_python_modules MODULE ...: of Debian's packages
+install_python_modules()
+{
+	local module packages=()
+
+	for module in "$@"; do
+		/usr/bin/python3 -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
+	done
+	[ "${#packages[@]}" -gt 0 ] || return 0
+	command -v apt-get >/dev/null || die "not a Debian: please install for Python: ${packages[*]}"
+	apt update
+	install_packages "${packages[@]}"
+}
+
+# Installs what the examples need besides the server. Those in JavaScript need npm, and Node 20.
 prepare_for_examples()
 {
 	local packages=() redis=
 
+	install_python_modules psycopg psycopg_pool redis
 	command -v redis-server >/dev/null || redis=missing
 	perl -MDBD::Pg -e 1 2>/dev/null || packages+=(libdbd-pg-perl)
 	perl -MRedis -e 1 2>/dev/null || packages+=(libredis-perl)
-	has_node_modules || command -v npm >/dev/null || packages+=(nodejs node-pg)
 	[ "${#packages[@]}" -gt 0 ] || [ -n "$redis" ] || return 0
-	command -v apt-get >/dev/null ||
-		die "not a Debian: please install Redis, Perl's DBD::Pg and Redis, Node's pg"
+	command -v apt-get >/dev/null || die "not a Debian: please install Redis, Perl's DBD::Pg and Redis"
 	apt update
 	[ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 	[ -z "$redis" ] || install_without_service redis-server
@@ -224,17 +236,12 @@ prepare_for_examples()
 # the client for Node are skipped.
 prepare_for_clients()
 {
-	local module packages=()
-
-	for module in psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build; do
-		/usr/bin/python3 -c "import $module" 2>/dev/null || packages+=("python3-${module//_/-}")
-	done
-	/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
-	command -v mypy >/dev/null || packages+=(mypy)
-	[ "${#packages[@]}" -gt 0 ] || return 0
-	command -v apt-get >/dev/null || die "not a Debian: please install for Python: ${packages[*]}"
-	apt update
-	install_packages "${packages[@]}"
+	install_python_modules psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build
+	if ! { /usr/bin/python3 -c 'import ensurepip' && command -v mypy; } >/dev/null 2>&1; then
+		command -v apt-get >/dev/null || die "not a Debian: please install mypy, and venv for Python"
+		apt update
+		install_packages python3-venv mypy
+	fi
 }
 
 has_node_20()
@@ -247,23 +254,6 @@ prepare_for_torture()
 	if ! command -v spin >/dev/null && command -v apt-get >/dev/null; then
 		apt update
 		install_packages spin
-	fi
-}
-
-has_node_modules()
-{
-	as_user node -e 'require("pg")' >/dev/null 2>&1
-}
-
-# install_node_modules FOLDER: installs the modules of its package.json into the folder, if the
-# machine does not have them
-install_node_modules()
-{
-	has_node_modules && return
-	(cd "$1" && npm install --silent --no-audit --no-fund --ignore-scripts </dev/null) ||
-		die "npm install in $1 failed"
-	if [ "$(id -u)" -eq 0 ]; then
-		chown -R "$(server_user):" "$1"
 	fi
 }
 
