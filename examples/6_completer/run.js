@@ -19,7 +19,7 @@ const points = ['claimed', 'begun', 'charged', 'recorded', 'settled'];
 let database, role;
 let provider, port = 0;
 let kills = 0;
-const sold = [];
+const sold = [];		// but the baseline
 
 // ----- processes -----
 
@@ -68,7 +68,7 @@ const order = (id) => ({ amount: id === 'declined' ? 1001 : 100, to: 'Oslo' });
 
 // Starts a seller of a trip
 function sell(id, more = {}) {
-	if (!sold.includes(id)) sold.push(id);
+	if (!sold.includes(id) && id !== 'baseline') sold.push(id);
 	return worker({ buy: [id, order(id)], ...more });
 }
 
@@ -126,12 +126,21 @@ async function slowCharge() {
 async function stopSellers() {
 	const victims = ['killed', 'paused', 'terminated'].flatMap((how) => points.map((at) => ({ how, at, id: `${how} when ${at}` })));
 	await inTurn(victims, async (victim) => {
-		const { how, at, id } = victim;
-		const child = victim.child = sell(id, { stop: victim });
+		const { how, at } = victim;
+		let said;
+		// On a very slow machine the lease lapses before the seller is there.
+		do {
+			victim.child = sell(victim.id, { stop: { how, at } });
+			said = await victim.child.hear();
+			if (said.error === 'LeaseLost') victim.id += ' again';
+		} while (said.error === 'LeaseLost');
 		kills++;
-		is(await child.hear(), { at }, id);
-		if (how === 'killed') is(await child.ended, 'SIGKILL', `${id}: it is dead`);
-		if (how === 'terminated') is(Boolean((await child.hear()).value), true, `${id}: it goes on`);
+		is(said, { at }, victim.id);
+		if (how === 'killed') is(await victim.child.ended, 'SIGKILL', `${victim.id}: it is dead`);
+		if (how === 'terminated') {
+			const { value, error } = await victim.child.hear();
+			check(`${victim.id}: it goes on`, () => assert(value || error === 'LeaseLost', error));
+		}
 	});
 	return victims.filter(({ how }) => how === 'paused');
 }
@@ -158,7 +167,7 @@ async function killProvider() {
 }
 
 // The seller dies while its charge is under way. Its successor asks, is answered 404, and must not charge.
-async function underWay(id, more) {
+async function underWay(id, more = {}) {
 	const held = await holdCharge(id, 'received');
 	const seller = sell(id);
 	await held();
@@ -166,11 +175,19 @@ async function underWay(id, more) {
 	await kill(seller);
 	const asked = told('unknown', `ann/${id}`);
 	await waitFor(database, `SELECT EXISTS (SELECT FROM idem.idem_lapsed('trip') WHERE request_id = $1) AS ok`, id);
-	const completer = worker(more);
+	const completer = worker({ stop: { id }, ...more });
 	is(await asked, `ann/${id}`, `${id}: 404 for a charge that is under way`);
 	if (more.options) await completer.ended;
 	go(id);
 	await completer.ended;
+}
+
+// A successor that takes the first 404 for an answer
+async function baseline() {
+	await underWay('baseline', { options: { ...options, longest: 0 } });
+	while (charged('baseline') < 2) await pause(10);
+	note(`baseline, 404 taken for an answer: requests 1, deliveries 1, executions ${charged('baseline')}, double executions ${charged('baseline') - 1}`);
+	is(charged('baseline'), 2, 'baseline, 404 taken for an answer: charged twice');
 }
 
 // Completers die at each point of a trip of which they know only that a charge was begun.
@@ -182,7 +199,6 @@ async function killCompleters() {
 			await waitFor(database, `SELECT EXISTS (SELECT FROM idem.idem_lapsed('trip') WHERE request_id = $1) AS ok`, stop.id);
 			died = await worker({ stop }).ended;
 		}
-		check(stop.id, () => {});
 	});
 	kills += 2 * victims.length;
 }
@@ -211,18 +227,9 @@ run(async () => {
 	database = new Pool({ database: name });
 	await startProvider();
 	await withoutFault();
-	const [paused] = await Promise.all([stopSellers(), slowCharge()]);
+	const [paused] = await Promise.all([stopSellers(), slowCharge(), underWay('under way'), baseline(), killCompleters()]);
 	await killProvider();
-	await underWay('under way', {});
 	await completeAll();
 	await resume(paused);
-	await killCompleters();
-	await completeAll();
 	await books();
-
-	// A successor that takes the first 404 for an answer
-	await underWay('baseline', { options: { ...options, longest: 0 } });
-	while (charged('baseline') < 2) await pause(10);
-	note(`baseline, 404 taken for an answer: requests 1, deliveries 1, executions ${charged('baseline')}, double executions ${charged('baseline') - 1}`);
-	is(charged('baseline'), 2, 'baseline, 404 taken for an answer: charged twice');
 });

@@ -2,7 +2,7 @@
 // processes that can be killed, and results as TAP.
 //
 // The database server is that of PGHOST, PGPORT, PGUSER. The database is a new one, and is dropped
-// at the end. HTTP goes over sockets in a temporary folder.
+// at the end; idem is in its schema "idem". HTTP goes over sockets in a temporary folder, or a free port of 127.0.0.1.
 'use strict';
 
 const assert = require('assert');
