@@ -2,17 +2,17 @@
 --
 -- Problem: middleware that stores responses under the key in a store of its own loses the
 -- response when the server dies between the work and storing it. The retry pays again.
--- Solution: server.js claims the key, calls the handler, and stores the response (any
--- bytes), all in one transaction. The handler, here pay(), knows nothing of keys.
+-- Solution: server.mjs leaves the key to the client for Node, which claims it, calls the
+-- handler, and stores the response (any bytes), all in one transaction. The handler, here
+-- pay(), knows nothing of keys.
 -- Use it for an HTTP API whose clients send an Idempotency-Key. The status codes are those
 -- of draft-ietf-httpapi-idempotency-key-header.
 --
--- To copy: the row of idem_scopes, and from server.js the part "the guard". The tables and
--- pay() stand for yours.
+-- To copy: the row of idem_scopes, and server.mjs. The tables and pay() stand for yours.
 
 -- Clients must not retry for longer than the ttl. If all keys are UUIDv7, key_time = 'uuidv7'
 -- refuses those that are older (412), and for a start those made up to a minute after this row.
-INSERT INTO idem_scopes (scope, ttl) VALUES ('POST /payments', '1 day');
+INSERT INTO idem.idem_scopes (scope, ttl) VALUES ('payments', '1 day');
 
 CREATE TABLE accounts (name text PRIMARY KEY, balance numeric NOT NULL);
 CREATE TABLE payments (

@@ -7,10 +7,8 @@
 
 prepare_for_drivers()
 {
-	/usr/bin/python3 -c 'import psycopg' 2>/dev/null || missing+=(python3-psycopg)
-	/usr/bin/python3 -c 'import psycopg2' 2>/dev/null || missing+=(python3-psycopg2)
-	/usr/bin/python3 -c 'import asyncpg' 2>/dev/null || missing+=(python3-asyncpg)
-	has_node_modules || command -v npm >/dev/null || missing+=(nodejs node-pg)
+	need_python_modules psycopg psycopg_pool
+	command -v node >/dev/null || missing+=(nodejs node-pg)
 	if as_user sh -c 'command -v javac' >/dev/null && [ ! -e /usr/share/java/postgresql.jar ]; then
 		missing+=(libpostgresql-jdbc-java)
 	fi
@@ -49,6 +47,8 @@ missing_for()
 	case $1 in
 		jdbc) commands=(java javac) ;;
 		pgx) commands=(go) ;;
+		node) ! has_node_20 || return 0; echo 'needs npm, and Node 20'; return ;;
+		pg) has_node_20 || as_user node -e 'require("pg")' >/dev/null 2>&1 || { echo "no pg"; return; } ;;
 	esac
 	for command in "${commands[@]}"; do
 		as_user sh -c "command -v $command" >/dev/null || { echo "no $command"; return; }

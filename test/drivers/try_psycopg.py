@@ -1,4 +1,7 @@
-"""What doc/drivers.md says of psycopg 3. Called by test/drivers/try."""
+"""What doc/drivers.md says of psycopg 3, and its program for the client. Called by test/drivers/try.
+
+usage: try_psycopg.py (psycopg | python) pay ACCOUNT REQUEST AMOUNT | psycopg (repeat | statements)
+"""
 
 import json
 import os
@@ -8,123 +11,100 @@ import uuid
 import psycopg
 from psycopg import errors
 from psycopg.types.json import Jsonb
+from psycopg_pool import ConnectionPool
 
-import pay_psycopg
-import pipeline_psycopg
-from report import error, failure, is_, ok
-
+CLIENT, MODE = sys.argv[1] == 'python', sys.argv[2]
 REQUEST = uuid.UUID('0193a1f2-7d43-7c5e-9a10-5f7c2e1b8a01')
 
-
-def connect():
-    if os.environ.get('IDEM_POOLED'):
-        return psycopg.connect(autocommit=True, prepare_threshold=None)
-    return psycopg.connect(autocommit=True)
+if CLIENT:
+    import idem_pg
+    import pay_client
+    pool, answer_of = pay_client.pool, lambda *request: pay_client.pay(*request).value
+else:
+    import pay_psycopg
+    settings = dict(prepare_threshold=None) if os.environ.get('IDEM_POOLED') else {}
+    pool = ConnectionPool(min_size=1, max_size=2, kwargs=settings, open=MODE != 'statements')
+    def answer_of(*request):
+        return pay_psycopg.pay(pool, *request)
 
 
 def pay(account, request, amount):
-    with connect() as connection:
-        status, body = pay_psycopg.pay(connection, int(account), request, int(amount))
-    print(status, json.dumps(body))
+    try:
+        print(200, json.dumps(answer_of(int(account), uuid.UUID(request), int(amount))))
+    except Exception as error:
+        code = getattr(error, 'sqlstate', None) or ''
+        if code[:2] != 'ID' and code != '40001':
+            raise
+        print(503 if code == '40001' else code[2:], error)
 
 
 def repeat():
-    with connect() as connection:
-        for _ in range(12):
-            print(pay_psycopg.pay(connection, 2, uuid.uuid4(), 1)[0])
+    for _ in range(12):
+        answer_of(2, uuid.uuid4(), 1)
+        print(200)
 
 
-def message_of(connection, query, *parameters):
+def is_(name, got, expected):
+    print('is', name, repr(got), repr(expected), sep='\t', flush=True)
+
+
+def failure(call, *arguments):
+    """What the call raises, or None."""
     try:
-        with connection.transaction():
-            connection.execute(query, parameters)
-    except psycopg.Error as raised:
-        return str(raised).splitlines()[0]
-    return 'no error'
+        call(*arguments)
+    except Exception as raised:
+        return raised
 
 
-# Also prepared, and with parameters in the binary format
-def claim_in_each_type(connection):
-    claims = []
+def value(connection, query, *parameters):
+    return connection.execute(query, parameters).fetchone()[0]
+
+
+# Also prepared, in the binary format, and with parameters that the client puts into the statement
+def casts(connection):
     with connection.transaction(force_rollback=True), psycopg.ClientCursor(connection) as client_side:
+        claims = []
         for user, request in (7, REQUEST), ('7', REQUEST), (7, str(REQUEST)), ('7', str(REQUEST)):
             claims += connection.execute('SELECT idem_claim(%s, %s)', (user, request), prepare=True).fetchone()
         claims += connection.execute('SELECT idem_claim(%s, %s)', (7, REQUEST), binary=True).fetchone()
-        claims += connection.execute('SELECT idem_claim(%s, request_uuid => %s)', ('7', REQUEST)).fetchone()
         claims += client_side.execute('SELECT idem_claim(%s, %s)', (7, REQUEST)).fetchone()
-        claims += client_side.execute('SELECT idem_claim(%s, %s)', ('7', str(REQUEST))).fetchone()
-        user = uuid.uuid4()
-        assert connection.execute('SELECT idem_claim(%s, %s)', (user, REQUEST)).fetchone()[0]
-        assert not connection.execute('SELECT idem_claim(%s, %s)', (str(user), str(REQUEST))).fetchone()[0]
-        assert not connection.execute('SELECT idem_claim(%s, %s)', (user, str(REQUEST))).fetchone()[0]
-    return claims
-
-
-def casts(connection):
-    is_('ids of other types', claim_in_each_type(connection), [True] + 7 * [False])
-    is_('an integer for a request', message_of(connection, 'SELECT idem_claim(%s, %s)', 7, 7),
+        claims += connection.execute('SELECT idem_claim(%s, %s::int::text)', ('7', 7)).fetchone()
+        is_('ids of other types', claims, [True] + 5 * [False] + [True])
+        is_('an interval', value(connection, "SELECT outcome FROM idem_claim_many(%s::int[]::text[], %s::uuid[]::text[], "
+                                 'wait => %s::text::interval)', [7], [str(REQUEST).upper()], '0'), 'completed')
+    is_('an integer for a request', str(failure(value, connection, 'SELECT idem_claim(%s, %s)', 7, 7)).splitlines()[0],
         'function idem_claim(smallint, smallint) does not exist')
-    error("`{'paid': 30}`", message_of(connection, 'SELECT idem_complete(%s)', {'paid': 30}))
-    is_('a parameter of any type', message_of(connection, "SELECT jsonb_build_object('amount', %s)", 'x'),
-        'could not determine data type of parameter $1')
-    with connection.transaction(force_rollback=True):
-        claims = connection.execute(
-            'SELECT outcome FROM idem_claim_many(%s::int[]::text[], %s::uuid[]::text[], wait => %s::text::interval)',
-            ([1, 1], [str(REQUEST), str(REQUEST).upper()], '0')).fetchall()
-    is_('casts of a batch, and one spelling of a uuid', claims, [('claimed',), ('completed',)])
 
 
 def codes(connection):
     raised = failure(connection.execute, "SELECT idem_claim('', 'x')")
-    is_('class of an ID code', type(raised), psycopg.DatabaseError)
-    is_('the code', raised.sqlstate, 'ID400')
-    ok('its detail', raised.diag.message_detail)
-    for code, expected in ('40001', errors.SerializationFailure), ('40P01', errors.DeadlockDetected):
-        raised = failure(connection.execute, f"SELECT raise_again('{code}')")
-        is_(f'class of {code}', (type(raised), raised.sqlstate), (expected, code))
+    is_('class and code of ID400', (type(raised), raised.sqlstate), (psycopg.DatabaseError, 'ID400'))
 
 
-def balance(connection):
-    return connection.execute('SELECT balance FROM accounts WHERE id = 2').fetchone()[0]
-
-
-def autocommit(connection):
-    for before, kept in (False, True), (True, False):
-        other = psycopg.connect()
-        if before:
-            other.execute('SELECT 1')
-        request = uuid.uuid4()
-        is_('answered', pay_psycopg.pay(other, 2, request, 1)[0], 200)
-        other.close()
-        claimed = connection.execute('SELECT idem_status(%s, %s, %s)', ('2', str(request), 'pay')).fetchone()[0]
-        is_(f'without autocommit, {"after" if before else "without"} another statement: kept', claimed is not None, kept)
+CALL = "SELECT idem_call(%s::int::text, %s::uuid::text, 'withdraw(int, bigint)', %s::jsonb, scope => 'pay', wait => '0')"
 
 
 def pipelines(connection):
-    request, before = uuid.uuid4(), balance(connection)
-    for _ in range(2):
-        pipeline_psycopg.wrong(connection, 2, request, 1)
-    is_('a pipeline with a marker pays twice', before - balance(connection), 2)
-    request, before = uuid.uuid4(), balance(connection)
-    answers = pipeline_psycopg.right(connection, [(2, 1, request), (2, 1, request), (2, 1, uuid.uuid4())])
-    is_('a pipeline of requests pays each once', (answers, before - balance(connection)), ([{'paid': 1}] * 3, 2))
-    request, before = uuid.uuid4(), balance(connection)
-    raised = failure(pipeline_psycopg.right, connection, [(2, 1, request), (2, 10 ** 9, uuid.uuid4())])
-    is_('one request of a pipeline fails', type(raised), errors.CheckViolation)
-    is_('and the others are rolled back', balance(connection), before)
+    def balance():
+        return value(connection, 'SELECT balance FROM accounts WHERE id = 2')
+    arguments, before = Jsonb({'account': 2, 'amount': 1}), balance()
     with connection.pipeline():
-        answers = [pay_psycopg.pay(connection, 2, request, 1) for _ in range(2)]
-    is_('the program in a pipeline pays once', (answers, before - balance(connection)), ([(200, {'paid': 1})] * 2, 1))
+        answers = [connection.execute(CALL, (2, REQUEST, arguments)) for _ in range(2)]
+        is_('idem_call in a pipeline', [answer.fetchone()[0] for answer in answers], [{'paid': 1}] * 2)
+    for _ in range(2):
+        with connection.pipeline(), connection.transaction():
+            connection.execute("SELECT idem_claim('2', 'pipeline')")
+            connection.execute('UPDATE accounts SET balance = balance - 1 WHERE id = 2')
+    is_('pays once; a claim and its work in a pipeline pay twice', before - balance(), 1 + 2)
 
 
-def calls(connection):
-    before = balance(connection)
-    parameters = (2, uuid.uuid4(), Jsonb({'account': 2, 'amount': 1}))
-    answers = [connection.execute(
-        "SELECT idem_call(%s::int::text, %s::uuid::text, 'withdraw(int, bigint)', %s::jsonb, 'pay', '0'), idem_outcome()",
-        parameters).fetchone() for _ in range(2)]
-    is_('idem_call() executes, and replays', answers, [({'paid': 1}, 'claimed'), ({'paid': 1}, 'completed')])
-    is_('idem_call() pays once', before - balance(connection), 1)
+def autocommit(connection):
+    other = psycopg.connect()
+    other.execute('SELECT 1')
+    with other.transaction():
+        other.execute("SELECT idem_claim('2', 'savepoint')")
+    other.close()
+    is_('without autocommit, after another statement: not kept', value(connection, "SELECT idem_status('2', 'savepoint')"), None)
 
 
 def commits(connection):
@@ -134,16 +114,18 @@ def commits(connection):
 
 
 def idle(connection):
-    other = connect()
-    connection.execute('SELECT pg_terminate_backend(%s, 60000)', (other.info.backend_pid,))
-    is_('a connection that was lost before', pay_psycopg.pay(other, 2, uuid.uuid4(), 1)[0], 503)
+    with ConnectionPool(min_size=5, max_size=5) as several:
+        several.wait()
+        connection.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+                           "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'")
+        is_('all connections of the pool were lost', pay_psycopg.pay(several, 2, uuid.uuid4(), 1), {'paid': 1})
 
 
 def statements():
-    connection = connect()
-    for part in casts, codes, autocommit, calls, pipelines, commits, idle:
+    connection = psycopg.connect(autocommit=True)
+    for part in casts, codes, pipelines, autocommit, commits, idle:
         part(connection)
 
 
-if __name__ == '__main__':
-    globals()[sys.argv[1]](*sys.argv[2:])
+globals()[MODE](*sys.argv[3:])
+pool.close()

@@ -2,7 +2,7 @@
 // processes that can be killed, and results as TAP.
 //
 // The database server is that of PGHOST, PGPORT, PGUSER. The database is a new one, and is dropped
-// at the end. HTTP goes over sockets in a temporary folder.
+// at the end; idem is in its schema "idem". HTTP goes over sockets in a temporary folder, or a free port of 127.0.0.1.
 'use strict';
 
 const assert = require('assert');
@@ -48,7 +48,8 @@ function psql(databaseName, sql) {
 function makeDatabase(sql) {
 	psql('postgres', `CREATE DATABASE ${name}`);
 	made = true;
-	psql(name, `CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'};` + fs.readFileSync(path.join(home, 'recipe.sql')) + sql);
+	psql(name, `CREATE SCHEMA idem; CREATE EXTENSION ${process.env.IDEM_EXTENSION || 'idem'} SCHEMA idem;` +
+		fs.readFileSync(path.join(home, 'recipe.sql')) + sql);
 }
 
 // Makes a role with these rights, which start() can run a process as, and returns its name

@@ -228,25 +228,30 @@ prepare_for_tap()
 	done
 }
 
-# What the examples need besides the server. A Node that is not Debian's conflicts with
-# Debian's node-pg, but has npm: see install_node_modules.
+# need_python_modules MODULE ...: of Debian's packages
+need_python_modules()
+{
+	local module
+
+	for module in "$@"; do
+		"$python" -c "import $module" 2>/dev/null || missing+=("python3-${module//_/-}")
+	done
+}
+
+# What the examples need besides the server. Those in JavaScript need npm, and Node 20.
 prepare_for_examples()
 {
+	need_python_modules psycopg psycopg_pool redis
 	command -v redis-server >/dev/null || services+=(redis-server)
 	perl -MDBD::Pg -e 1 2>/dev/null || missing+=(libdbd-pg-perl)
 	perl -MRedis -e 1 2>/dev/null || missing+=(libredis-perl)
-	has_node_modules || command -v npm >/dev/null || missing+=(nodejs node-pg)
 }
 
 # What the clients and their tests need. Debian 12 has no Node 20: without it, and npm, the tests of
 # the client for Node are skipped.
 prepare_for_clients()
 {
-	local module
-
-	for module in psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build; do
-		"$python" -c "import $module" 2>/dev/null || missing+=("python3-${module//_/-}")
-	done
+	need_python_modules psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build
 	"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 	command -v mypy >/dev/null || missing+=(mypy)
 	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || services+=(pgbouncer)
@@ -262,19 +267,13 @@ has_node_20()
 	command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))'
 }
 
-has_node_modules()
-{
-	as_user node -e 'require("pg")' >/dev/null 2>&1
-}
-
-# install_node_modules FOLDER: installs the modules of its package.json into the workspace, where each program below
-# it finds them
+# Installs the modules of the client for Node into the workspace, where each program below it finds them
 install_node_modules()
 {
 	mkdir modules
-	cp "$1/package.json" modules/
+	cp tree/clients/node/package.json modules/
 	(cd modules && npm install --silent --no-package-lock --no-audit --no-fund --ignore-scripts </dev/null) ||
-		die "npm install of $1/package.json failed"
+		die "npm install of clients/node/package.json failed"
 	mv modules/node_modules .
 }
 
