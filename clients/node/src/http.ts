@@ -3,7 +3,7 @@
 import { createHash } from 'node:crypto';
 import { STATUS_CODES } from 'node:http';
 import { CommitUnknown, IdemError, Invalid } from './errors';
-import { RawJson, spent, type Idem } from './idem';
+import { RawJson, only, spent, type Idem, type Request as OnceRequest } from './idem';
 import { toJson } from './json';
 
 /** A request, whatever the framework. */
@@ -28,7 +28,8 @@ export interface Reply {
 	body: Buffer;
 }
 
-export interface HttpOptions {
+/** `wait`: 0 answers another execution by 409 at once, more by 503 in the end. */
+export interface HttpOptions extends Pick<OnceRequest, 'wait' | 'attempts' | 'isolation'> {
 	/** Who chooses the keys: the authenticated user. Never empty. */
 	user: (request: HttpRequest) => string | number | bigint | Promise<string | number | bigint>;
 	/** Default ''. */
@@ -37,10 +38,6 @@ export interface HttpOptions {
 	key?: (request: HttpRequest) => string | undefined;
 	/** False: a request without a key runs without protection, in a transaction all the same. Default true: it is answered 400. */
 	required?: boolean;
-	/** How long to wait for another execution, before 503; default 0: 409 at once. */
-	wait?: number | string;
-	attempts?: number;
-	isolation?: 'read committed' | 'repeatable read' | 'serializable';
 	/** Whether a reply ends the request: it is stored, and what the handler wrote is committed, with a 402 too. Otherwise
 	 * all is rolled back, and the client may retry. Default: below 500, but not 409, 425 and 429. */
 	final?: (status: number) => boolean;
@@ -62,14 +59,19 @@ export interface HttpHandler {
 	(request: any, reply: any, next?: (error?: any) => void): Promise<any>;
 }
 
+function checkStatus(status: unknown): void {
+	if (Number.isInteger(status) && status as number >= 200 && status as number <= 599) return;
+	throw new TypeError(`reply(status, body): the status is ${typeof status === 'object' ? 'missing' : String(status)}: it is to be an integer from 200 to 599`);
+}
 /** A reply of a handler: a text or bytes as they are, or a value as JSON. */
 export function reply(status: number, body?: unknown, headers: Record<string, string | string[]> = {}): Reply {
+	checkStatus(status);
 	const list: [string, string][] = [];
 	for (const [name, value] of Object.entries(headers)) for (const one of [value].flat()) list.push([name.toLowerCase(), String(one)]);
 	const [bytes, type]: [Buffer, string] = body === undefined ? [Buffer.alloc(0), '']
 		: typeof body === 'string' ? [Buffer.from(body), 'text/plain; charset=utf-8']
 		: body instanceof Uint8Array ? [Buffer.from(body), 'application/octet-stream']
-		: [Buffer.from(JSON.stringify(body)), 'application/json'];
+		: [Buffer.from(toJson(body, (message) => new TypeError(`reply(status, body): ${message}`), true)), 'application/json'];
 	if (type && !list.some(([name]) => name === 'content-type')) list.push(['content-type', type]);
 	return { status, headers: list, body: bytes };
 }
@@ -77,11 +79,13 @@ const allowed = ['content-type', 'content-language', 'content-encoding', 'locati
 const never = ['set-cookie', 'connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'te', 'trailer', 'transfer-encoding', 'upgrade',
 	'content-length', 'date'];
 
-function problem(status: number, type: string, detail: string, retryAfter: number | null = null): Reply {
-	return reply(status, { type: `urn:idem:${type}`, title: STATUS_CODES[status] ?? 'Error', status, detail }, {
+function problem(status: number, type: string, detail: string, retryAfter: number | null = null, title = STATUS_CODES[status]): Reply {
+	return reply(status, { type: `urn:idem:${type}`, title, status, detail }, {
 		'content-type': 'application/problem+json', ...(retryAfter !== null && { 'retry-after': String(retryAfter) }),
 	});
 }
+// The handler had committed itself, or the answer is erased.
+const lost = 'This request was executed, but its answer was not stored';
 const problems: Record<string, [string, string]> = {
 	in_progress: ['in-progress', 'The request with this Idempotency-Key is being executed: send it again later.'],
 	timed_out: ['timed-out', 'The request with this Idempotency-Key is still being executed: send it again later.'],
@@ -90,11 +94,14 @@ const problems: Record<string, [string, string]> = {
 	unknown: ['unknown', 'Nobody knows whether the request was executed: ask the operator.'],
 	failed: ['failed', 'The request with this Idempotency-Key has failed for good: use a new key.'],
 };
-function problemOf(error: unknown): Reply | undefined {
+// Rolls back, and is no error.
+class NotFinal extends Error { constructor(readonly reply: Reply) { super(`a reply of ${reply.status} is not final`); } }
+function answerTo(error: unknown): Reply {
+	if (error instanceof NotFinal) return error.reply;
 	const known = error instanceof IdemError ? problems[error.outcome] : undefined;
 	if (known) return problem((error as IdemError).status, ...known, (error as IdemError).retryAfter);
-	const again = error instanceof CommitUnknown || (error instanceof Error && spent.has(error));
-	return again ? problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1) : undefined;
+	if (error instanceof CommitUnknown || (error instanceof Error && spent.has(error))) return problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1);
+	throw error;
 }
 
 // Undefined: there is none. Null: malformed. A string of RFC 8941, or bare.
@@ -130,33 +137,36 @@ function pack(answer: Reply, names: Set<string>): unknown {
 	};
 }
 function unpack(stored: any): Reply {
-	if (typeof stored?.status !== 'number') return { status: 200, headers: [], body: Buffer.alloc(0) };		// claimed by others, or erased
+	if (typeof stored?.status !== 'number') return reply(200, stored);		// claimed by others
 	return { status: stored.status, headers: stored.headers, body: Buffer.from(stored.body64 ?? stored.body, stored.body64 === undefined ? 'utf8' : 'base64') };
 }
 
-// Rolls back, and is no error.
-class NotFinal extends Error { constructor(readonly reply: Reply) { super('not final'); } }
-
 async function fromResponse(answer: Reply | Response): Promise<Reply> {
-	if (!(answer instanceof Response)) {
-		if (typeof answer?.status !== 'number' || !Array.isArray(answer.headers)) throw new TypeError('the handler is to return reply(...) or a Response');
-		return answer;
-	}
+	if (typeof answer?.status !== 'number' || !(answer instanceof Response || Array.isArray(answer.headers))) throw new TypeError('the handler is to return reply(...) or a Response');
+	checkStatus(answer.status);
+	if (!(answer instanceof Response)) return answer;
 	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
 }
+/** Keeps a handler from answering by itself, which would be before COMMIT; until the function that is returned is called. */
+function hold(response: any): () => void {
+	const names = ['send', 'writeHead', 'write', 'end'].filter((name) => name in response);
+	const kept = Object.fromEntries(names.map((name) => [name, response[name]]));
+	for (const name of names) response[name] = () => { throw new TypeError(`${name}() of the response would answer before COMMIT: return reply(...)`); };
+	return () => { Object.assign(response, kept); };
+}
 /** @internal */ export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
-	const final = options.final ?? ((status) => status < 500 && ![409, 425, 429].includes(status));
+	const { final = (status) => status < 500 && ![409, 425, 429].includes(status), encode = (value) => value, decode = (value) => value } = options;
 	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
-	const encode = options.encode ?? ((value) => value);
-	const decode = options.decode ?? ((value) => value);
+	only('http', options);
 
-	async function answer(request: HttpRequest): Promise<Reply> {
+	async function answer(request: HttpRequest, begin = () => {}): Promise<Reply> {
 		const user = await options.user(request);
 		if (user === undefined || user === null || String(user) === '') throw new Invalid('the option "user" of idem.http returned nobody');
 		const key = options.key ? options.key(request) : headerKey(request);
 		if (key === null) return problem(400, 'key-invalid', 'The header Idempotency-Key is malformed: send "KEY", 1 to 255 printable ASCII characters.');
 		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
 		const run = async (tx: any) => {
+			begin();
 			const made = await fromResponse(await handler(tx, request));
 			if (!final(made.status)) throw new NotFinal(made);
 			return made;
@@ -173,15 +183,12 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 				made = await run(tx);
 				return encode(pack(made, names));
 			});
-			const sent = result.replayed ? unpack(decode(result.value)) : made!;
+			const sent = !result.replayed ? made! : result.value === null ? problem(500, 'answer-lost', lost, null, lost) : unpack(decode(result.value));
 			const more: [string, string][] = [['idempotency-expires', result.expiresAt.toUTCString()]];
 			if (result.replayed) more.push(['idempotent-replayed', 'true']);
 			return { ...sent, headers: [...sent.headers, ...more] };
 		} catch (error) {
-			if (error instanceof NotFinal) return error.reply;
-			const made = problemOf(error);
-			if (made) return made;
-			throw error;
+			return answerTo(error);
 		}
 	}
 
@@ -210,7 +217,9 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			const bytes = await nodeBody(first, node, options.limit ?? 10 * 1024 * 1024);
 			if (bytes === null) return send(problem(413, 'too-large', 'The body is too large.'));
 			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
-			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first })));
+			let release: (() => void) | undefined;
+			const request = complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first });
+			return send(await answer(request, () => { release ??= hold(second); }).finally(() => release?.()));
 		} catch (error) {
 			if (typeof next === 'function') return next(error);
 			throw error;

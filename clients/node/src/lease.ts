@@ -1,6 +1,6 @@
 import { atMost, literal, type Pool, type Tx } from './driver';
 import { CommitUnknown, Failed, HandlerEndedTransaction, LeaseLost, Refused, TimedOut, codeOf, isConflict, looksLost, translate } from './errors';
-import { Again, pause, type Idem, type Request, type State } from './idem';
+import { Again, newState, pause, type Idem, type Request, type Result, type State } from './idem';
 import { toJson } from './json';
 
 /** A request whose work is not one transaction. */
@@ -12,9 +12,7 @@ export interface LeaseRequest extends Omit<Request, 'isolation'> {
 }
 
 /** What a leased request ended with, now or earlier. */
-export interface LeaseResult<T> {
-	value: T;
-	replayed: boolean;
+export interface LeaseResult<T> extends Omit<Result<T>, 'expiresAt'> {
 	/** What the former holder had recorded; null if there was none. */
 	previous: unknown;
 }
@@ -53,17 +51,13 @@ async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: a
 	}
 	let last: any;
 	const before = performance.now();
-	try {
-		return await idem.transaction(state, begin, async (connection, answer) => {
-			last = answer;
-			answer.before = before;
-			const commit = await work(connection.tx, answer);
-			return commit === undefined ? { value: answer } : { commit, value: answer };
-		});
-	} catch (error) {
+	return idem.transaction(state, begin, async (connection, answer) => {
+		last = Object.assign(answer, { before });
+		return { commit: await work(connection.tx, answer), value: answer };
+	}).catch((error) => {
 		if (state.unknown && error instanceof Again) state.pending = last;
 		throw error;
-	}
+	});
 }
 
 /** A request that this process holds. It is renewed by itself until it is settled or `work` ends. */
@@ -105,7 +99,7 @@ export class Lease<P extends Pool = Pool> {
 		const text = toJson(progress);
 		this.#alive();
 		if (this.#fenced) this.#recorded = text;
-		else await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew(text));
+		else await this.#idem.repeat(this.#request, newState(), () => this.#renew(text));
 	}
 
 	/**
@@ -132,26 +126,23 @@ export class Lease<P extends Pool = Pool> {
 	async nothingHappened(): Promise<void> {
 		this.#alive();
 		if (this.#fenced) throw new Error('this lease is in a transaction, which holds the request: end it first');
-		await this.#idem.repeat(this.#request, this.#idem.state(), () =>
+		await this.#idem.repeat(this.#request, newState(), () =>
 			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
 		this.#finish(undefined);
 	}
 	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
 		try {
 			// The claim may have waited for most of the lease that it set.
-			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew());
+			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, newState(), () => this.#renew());
 			this.#schedule();
-			let value: T;
-			try {
-				value = await work(this);
-			} catch (error) {
-				if (!(error instanceof Refused) || this.#over) throw error;
-				const text = toJson(error.value);
-				await this.#settle('fail', text);
-				throw new Failed('the request is refused', JSON.parse(text), false);
-			}
+			const value = await work(this);
 			if (this.#over) return this.#over.value === undefined ? value : this.#over.value as T;
 			return await this.settle(value ?? null) as T;
+		} catch (error) {
+			if (!(error instanceof Refused) || this.#over) throw error;
+			const text = toJson(error.value);
+			await this.#settle('fail', text);
+			throw new Failed('the request is refused', JSON.parse(text), false);
 		} finally {
 			this.#finish(undefined);
 			// Or it would renew the lease that is left. But who was told to stop is not to be kept.
@@ -160,10 +151,9 @@ export class Lease<P extends Pool = Pool> {
 	}
 
 	async #settle(how: 'complete' | 'fail', text: string, work?: (tx: Tx<P>) => unknown): Promise<void> {
-		const [user, id] = this.#idem.ids(this.#request);
 		await this.#fence(async (tx) => {
 			await work?.(tx);
-			return `${this.#idem.fn(how)}(${user}, ${id}, ${literal(text)}::jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::text`;
+			return `${this.#idem.fn(how)}(${this.#idem.key(this.#request)}, ${literal(text)}::jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::text`;
 		});
 		this.#finish({ value: JSON.parse(text) });
 	}
@@ -173,10 +163,9 @@ export class Lease<P extends Pool = Pool> {
 		if (this.#fenced) throw new Error('this lease is in a transaction already: one at a time, and not one in another');
 		// The heartbeat would wait for the fence, and nobody can take a request over that is fenced.
 		this.#fenced = true;
-		clearTimeout(this.#beat);
-		clearTimeout(this.#end);
+		this.#schedule();
 		let before = 0;
-		const state = this.#idem.state();
+		const state = newState();
 		try {
 			await this.#quiet();
 			await this.#idem.repeat(this.#request, state, () => {
@@ -188,10 +177,8 @@ export class Lease<P extends Pool = Pool> {
 						// The token is good outside of the fence too: so see that this is still the transaction that has it.
 						return `SELECT CASE WHEN pg_current_xact_id() = ${literal(xid)}::xid8 THEN ${settle} `
 							+ `ELSE (pg_current_xact_id()::text || ' is not the transaction of the fence')::int::text END`;
-					}).catch((error) => {
-						if (error instanceof TimedOut) throw new Again(error);		// a session of ours that was lost may have the fence
-						throw error;
-					});
+					// A session of ours that was lost may have the fence.
+					}).catch((error) => { throw error instanceof TimedOut ? new Again(error) : error; });
 			});
 			this.#ends = before + this.#ms;
 		} catch (error) {
@@ -260,7 +247,6 @@ export class Lease<P extends Pool = Pool> {
 	}
 	#finish(over: { value: unknown } | undefined): void {
 		this.#over ??= over ?? { value: undefined };
-		clearTimeout(this.#beat);
-		clearTimeout(this.#end);
+		this.#schedule();
 	}
 }

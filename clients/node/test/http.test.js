@@ -3,7 +3,9 @@ import { spawn } from 'node:child_process';
 import net from 'node:net';
 import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
-import { Idem, Invalid, reply } from 'idem-pg';
+import express from 'express';
+import Fastify from 'fastify';
+import { HandlerEndedTransaction, Idem, Invalid, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -130,7 +132,63 @@ test('nobody as the user, encode and decode, another fingerprint', async () => {
 	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
 	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
 	await d.end();
-	const dead = new Idem(new (await import('pg')).default.Pool({ host: '127.0.0.1', port: 1 }));
+	const { Pool } = (await import('pg')).default, events = [];
+	const dead = new Idem(new Pool({ host: '127.0.0.1', port: 1 }), { onOutcome: (event) => events.push(event) });
 	const away = await dead.http({ user: () => 'anna', attempts: 2 }, () => reply(200))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } }));
 	assert.deepEqual([away.status, (await away.json()).type, away.headers.get('retry-after')], [503, 'urn:idem:unavailable', '1']);
+	assert.deepEqual([events[0].outcome, events[0].attempts, events[0].error.code], ['error', 2, 'ECONNREFUSED']);
+	const closed = new Pool();
+	await closed.end();
+	const ended = new Idem(closed, { onOutcome: (event) => events.push(event) }).http({ user: () => 'anna' }, () => reply(200));
+	await assert.rejects(ended(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } })), (e) => /after calling end/.test(e.message));
+	assert.match(events[1].error.message, /after calling end/);
+});
+
+test('what reply() refuses', () => {
+	for (const status of [NaN, 99, 199, 600, 200.5, '201', undefined]) assert.throws(() => reply(status, {}), (e) => e instanceof TypeError && e.message.includes(`the status is ${status}`));
+	for (const body of [{ n: 1 }, [1], null]) assert.throws(() => reply(body), /the status is missing: .* 200 to 599/);
+	for (const [body, where] of [[{ a: [1, { n: NaN }] }, 'value.a[1].n is NaN'], [-Infinity, 'value is -Infinity'], [{ n: 1n }, 'value.n is a BigInt'], [{ m: new Map([[1, 2]]) }, 'value.m is a Map']])
+		assert.throws(() => reply(200, body), (e) => e instanceof TypeError && e.message.includes(where), where);
+	class Payment { amount = 1; at = new Date(0); }
+	assert.equal(reply(200, { row: new Payment(), text: '\0', nothing: undefined }).body.toString(), '{"row":{"amount":1,"at":"1970-01-01T00:00:00.000Z"},"text":"\\u0000"}');
+});
+
+test('a handler that answers by itself, or that has committed', async () => {
+	const d = drivers.pg();
+	const key = newId(), user = () => 'anna';
+	const insert = (tx) => d.insert(tx, key, 1);
+	const app = express(), fastify = Fastify(), errors = [];
+	const answers = { json: (res) => res.status(201).json({ ok: 1 }), end: (res) => res.end('ok'), writeHead: (res) => res.writeHead(201), write: (res) => res.write('ok') };
+	for (const [name, by] of Object.entries(answers)) app.post(`/${name}`, d.idem.http({ user, scope: name }, async (tx, r) => { await insert(tx); by(r.native.res); }));
+	app.post('/caught', d.idem.http({ user, scope: 'caught' }, async (tx, r) => { try { r.native.res.json({ long: 'x'.repeat(100) }); } catch { /* and goes on */ } return reply(200, 'short'); }));
+	app.post('/committed', d.idem.http({ user, scope: 'committed' }, async (tx) => { await insert(tx); await tx.query('COMMIT'); return reply(201); }));
+	app.use((error, req, res, next) => { errors.push(error); res.status(500).json({ error: error.message }); });
+	fastify.post('/fastify', (request, r) => d.idem.http({ user, scope: 'fastify' }, async (tx) => { await insert(tx); r.code(201).send({ ok: 1 }); })(request, r));
+	const server = app.listen(0, '127.0.0.1');
+	await once(server, 'listening');
+	const post = async (base, path) => { const r = await fetch(base + path, { method: 'POST', headers: { 'Idempotency-Key': key } }); return [r.status, await r.text(), r.headers]; };
+	try {
+		const base = `http://127.0.0.1:${server.address().port}`, other = await fastify.listen({ port: 0, host: '127.0.0.1' });
+		for (const path of [...Object.keys(answers), 'fastify']) {
+			const [status, text] = await post(path === 'fastify' ? other : base, `/${path}`);
+			assert.equal(status, 500, path);
+			assert.match(text, /would answer before COMMIT: return reply/, path);
+			assert.equal(await d.idem.status({ user: 'anna', id: key, scope: path }), null, path);
+		}
+		assert.deepEqual((await post(base, '/caught')).slice(0, 2), [200, 'short']);
+		assert.equal(await paid(key), 0);
+		const [status] = await post(base, '/committed');
+		assert.ok(status === 500 && errors.at(-1) instanceof HandlerEndedTransaction);
+		const [again, text, headers] = await post(base, '/committed');
+		assert.deepEqual([again, headers.get('content-type'), headers.get('idempotent-replayed')], [500, 'application/problem+json', 'true']);
+		const title = 'This request was executed, but its answer was not stored';
+		assert.deepEqual(JSON.parse(text), { type: 'urn:idem:answer-lost', title, status: 500, detail: title });
+		assert.equal(await paid(key), 1);
+		await d.idem.once({ user: 'anna', id: key, scope: 'other' }, () => ({ paid: 1 }));
+		const stored = await d.idem.http({ user, scope: 'other', fingerprint: () => null }, () => reply(201))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': key } }));
+		assert.deepEqual([stored.status, await stored.json()], [200, { paid: 1 }]);
+	} finally {
+		server.close();
+		await Promise.all([fastify.close(), d.end()]);
+	}
 });

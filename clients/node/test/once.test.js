@@ -3,7 +3,7 @@ import { after, before, describe, test } from 'node:test';
 import * as idempg from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema, startProxy } from './server.js';
 
-const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, SwallowedError, CommitUnknown, NotInstalled, TooLarge } = idempg;
+const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, HandlerSwallowedError, CommitUnknown, NotInstalled, NoRights, TooLarge } = idempg;
 
 before(prepare);
 after(() => admin.end());
@@ -99,7 +99,8 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 
 	test('a swallowed error, a handler that commits, values that JSON cannot hold', async () => {
 		const id = newId();
-		await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); await sql(tx, 'SELECT 1/0').catch(() => {}); }), SwallowedError);
+		await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); await sql(tx, 'SELECT 1/0').catch(() => {}); }),
+			(e) => e instanceof HandlerSwallowedError && e.outcome === 'handler_swallowed_error' && e.name === 'HandlerSwallowedError');
 		for (const [value, what] of [[NaN, /value is NaN/], [{ a: [1, 2n] }, /value\.a\[1\] is a BigInt/], [{ d: new Date() }, /value\.d is a Date/], [[undefined], /value\[0\] is undefined/],
 			[new Map(), /a Map/], [{ x: Buffer.from('a') }, /value\.x is a Buffer/], [{ p: Promise.resolve() }, /a Promise/], ['\0', /NUL/], [{ s: '\ud800' }, /surrogate/]]) {
 			await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); return value; }), (e) => e instanceof TypeError && what.test(e.message), String(what));
@@ -107,8 +108,10 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		assert.equal(await paid(id), 0);
 		assert.deepEqual((await once(id, () => ({ a: undefined, b: 1 }))).value, { b: 1 });
 		assert.equal((await once(newId(), () => {})).value, null);
-		for (const text of ['COMMIT', 'ROLLBACK', 'COMMIT; BEGIN']) await assert.rejects(once(newId(), async (tx) => { await sql(tx, text); return 1; }), HandlerEndedTransaction, text);
-		await assert.rejects(once(newId(), () => 'x'.repeat(2_000_000)), TooLarge);
+		for (const text of ['COMMIT', 'ROLLBACK', 'COMMIT; BEGIN']) await assert.rejects(once(newId(), async (tx) => { await sql(tx, text); return 1; }),
+			(e) => e instanceof HandlerEndedTransaction && e.outcome === 'handler_ended_transaction', text);
+		await assert.rejects(once(newId(), () => 'x'.repeat(2_000_000)), (e) => e instanceof TooLarge && e.outcome === 'too_large'
+			&& e.message.includes(`raise result_max_bytes of the scope in "${schema}".idem_scopes`));
 	});
 
 	test('bad arguments', async () => {
@@ -118,6 +121,12 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		await assert.rejects(once(newId(), () => 1, { wait: -1 }), Invalid);
 		await assert.rejects(new Idem(d.pool, { schema: 'nowhere' }).once({ user: 'a', id: '1' }, () => 1), (e) => e instanceof NotInstalled && /npx idem-pg install/.test(e.message));
 		assert.equal((await once(7, () => 1, { user: newId() })).value, 1);
+		for (const [name, call] of [['parms', (o) => once(newId(), () => 1, o)], ['progress', (o) => once(newId(), () => 1, o)],
+			['isolation', (o) => idem.lease({ user: 'a', id: newId(), ...o }, () => 1)], ['params', (o) => idem.call({ user: 'a', id: newId(), ...o }, 'pay(text, int)')],
+			['attempts', (o) => d.pool.begin ? d.pool.begin((tx) => idem.within(tx, { user: 'a', id: newId(), ...o }, () => 1)) : idem.within(d.pool, { user: 'a', id: newId(), ...o }, () => 1)],
+			['requird', async (o) => idem.http({ user: () => 'a', ...o }, () => 1)], ['skema', async (o) => new Idem(d.pool, o)]]) {
+			await assert.rejects(call({ [name]: 1 }), (e) => e instanceof Invalid && e.message.includes(`has no option "${name}"`), name);
+		}
 		await assert.rejects(once(newId(), () => 1, { signal: AbortSignal.abort(new Error('gone')) }), /gone/);
 	});
 
@@ -221,9 +230,38 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		const id = newId();
 		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
 		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
-		await told.once({ user: 'anna', id: newId() }, () => { throw new Error('bug'); }).catch(() => {});
-		assert.deepEqual(events.map((e) => [e.operation, e.scope, e.outcome, e.replayed, e.attempts]),
-			[['once', 'pay', 'claimed', false, 1], ['once', 'pay', 'completed', true, 1], ['once', '', 'error', false, 1]]);
-		assert.ok(events[0].waited > 0);
+		const bug = new Error('bug');
+		await told.once({ user: 'anna', id: newId() }, () => { throw bug; }).catch(() => {});
+		assert.deepEqual(events.map((e) => [e.operation, e.scope, e.outcome, e.replayed, e.attempts, e.error]),
+			[['once', 'pay', 'claimed', false, 1, undefined], ['once', 'pay', 'completed', true, 1, undefined], ['once', '', 'error', false, 1, bug]]);
+		let go;
+		const holds = new Promise((resolve) => { go = resolve; });
+		const other = newId();
+		let began;
+		const begun = new Promise((resolve) => { began = resolve; });
+		const first = once(other, async () => { began(); await holds; return 1; });
+		await begun;
+		await assert.rejects(told.once({ user: 'anna', id: other, scope: 'pay', wait: '300 ms' }, () => 2), TimedOut);
+		go();
+		await first;
+		assert.ok(events.at(-1).outcome === 'timed_out' && events.at(-1).error instanceof TimedOut && events.at(-1).waited > 0.25 && events.at(-1).waited < 5, `${events.at(-1).waited} seconds`);
+	});
+
+	test('what a role may not do says which rights it needs', async () => {
+		const role = `idem_none_${process.pid}`, request = { user: 'anna', id: newId() };
+		await admin.query(`CREATE ROLE ${role} LOGIN`);
+		const none = drivers[driver]({ ...options, user: role });
+		try {
+			for (const [rights, call] of [['app', () => none.idem.once(request, () => 1)], ['operator', () => none.idem.forget(request)], ['operator', () => none.idem.lapsed()]]) {
+				await assert.rejects(call(), (e) => e instanceof NoRights && e.outcome === 'no_rights' && e.message.includes(`idem_grant('ROLE', '${rights}')`)
+					&& e.message.includes('idem-pg install') === (rights === 'app'), rights);
+			}
+			await admin.query(`SELECT ${schema}.idem_grant('${role}', 'operator')`);
+			assert.equal(await none.idem.forget(request), false);
+		} finally {
+			await none.end();
+			await admin.query(`DROP OWNED BY ${role}`);
+			await admin.query(`DROP ROLE ${role}`);
+		}
 	});
 });
