@@ -27,7 +27,7 @@ export function sql({ schema = 'idem', grant = [] }: InstallOptions = {}): strin
 export async function migrate(pool: Pool, options: InstallOptions = {}): Promise<string> {
 	const schema = options.schema ?? 'idem';
 	const idem = new Idem(pool, { schema });
-	const extension = await idem.query(`SELECT 1::text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace `
+	const extension = await idem.query(`SELECT 1::pg_catalog.text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace `
 		+ `WHERE e.extname IN ('idem', 'idem_portable') AND n.nspname = ${literal(schema)}`);
 	const grants = [options.grant ?? []].flat().map((role) => `SELECT ${identifier(schema)}.idem_grant(${literal(role)}, 'app')`);
 	await idem.unprotected({ attempts: 1 }, async (tx) => {
@@ -51,12 +51,12 @@ export type CheckResult = { database: string; ok: boolean; edition: 'C' | 'porta
 export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}): Promise<CheckResult> {
 	const { query } = driverOf(pool);
 	const name = identifier(schema);
-	const base = JSON.parse(await query(`SELECT json_build_object('role', current_user, 'database', format('%s on %s, port %s', current_database(),
-			coalesce('host ' || host(inet_server_addr()), 'a local socket'), current_setting('port')),
-		'function', (SELECT p.oid::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	const base = JSON.parse(await query(`SELECT pg_catalog.json_build_object('role', current_user, 'database', pg_catalog.format('%s on %s, port %s', pg_catalog.current_database(),
+			coalesce('host ' || pg_catalog.host(pg_catalog.inet_server_addr()), 'a local socket'), pg_catalog.current_setting('port')),
+		'function', (SELECT p.oid::pg_catalog.text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 			WHERE n.nspname = ${literal(schema)} AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
 		'extension', (SELECT e.extname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE n.nspname = ${literal(schema)} AND e.extname LIKE 'idem%'),
-		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::text`) as string);
+		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::pg_catalog.text`) as string);
 	const mend: string[] = [], notes: string[] = [];
 	const found: CheckResult = { database: base.database, ok: false, edition: null, version: null, role: base.role, rights: false, searchPath: base.path === true,
 		preloaded: base.preload, cleaning: null, mend, notes };
@@ -65,13 +65,13 @@ export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}
 		return found;
 	}
 	found.edition = base.extension === 'idem' ? 'C' : 'portable';
-	found.rights = await query(`SELECT (has_schema_privilege(${literal(schema)}, 'USAGE') AND has_function_privilege(${base.function}::oid, 'EXECUTE'))::text`) === 'true';
+	found.rights = await query(`SELECT (has_schema_privilege(${literal(schema)}, 'USAGE') AND has_function_privilege(${base.function}::pg_catalog.oid, 'EXECUTE'))::pg_catalog.text`) === 'true';
 	if (!found.rights) mend.push(`The role "${base.role}" may not call idem: run "npx idem-pg install --schema ${schema} --grant ${base.role}" as the owner of idem.`);
 	found.version = await query(`SELECT ${name}.idem_version()`).catch(() => null);
 	const mine = /"version": "([^"]*)"/.exec(readFileSync(join(__dirname, '..', 'package.json'), 'utf8'))?.[1] ?? '';
 	if (found.version && found.version.split('.')[0] !== mine.split('.')[0]) mend.push(`The server has idem ${found.version}, this package is for ${mine}: install the same major version.`);
 	else if (found.version && found.version.split('+')[0] !== mine) notes.push(`The server has idem ${found.version}, this package is ${mine}.`);
-	const [cleaning, late] = JSON.parse(await query(`SELECT json_build_array(cleaning, oldest_expired_age > '1 day')::text FROM ${name}.idem_stat_cleanup`).catch(() => null) ?? '[null]');
+	const [cleaning, late] = JSON.parse(await query(`SELECT pg_catalog.json_build_array(cleaning, oldest_expired_age > '1 day')::pg_catalog.text FROM ${name}.idem_stat_cleanup`).catch(() => null) ?? '[null]');
 	found.cleaning = cleaning;
 	// A fresh install has nothing to remove.
 	if (/^no/.test(cleaning)) (late ? mend : notes).push(`${late ? 'Requests that expired more than a day ago are still there' : 'Nobody removes expired requests yet'}: run `
