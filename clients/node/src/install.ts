@@ -51,8 +51,8 @@ export type CheckResult = { database: string; ok: boolean; edition: 'C' | 'porta
 export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}): Promise<CheckResult> {
 	const { query } = driverOf(pool);
 	const name = identifier(schema);
-	const base = JSON.parse(await query(`SELECT pg_catalog.json_build_object('role', current_user, 'database', pg_catalog.format('%s on %s, port %s', pg_catalog.current_database(),
-			coalesce('host ' || pg_catalog.host(pg_catalog.inet_server_addr()), 'a local socket'), pg_catalog.current_setting('port')),
+	const base = JSON.parse(await query(`SELECT pg_catalog.json_build_object('role', current_user, 'database', pg_catalog.format('%s at %s, port %s', pg_catalog.current_database(),
+			coalesce(pg_catalog.host(pg_catalog.inet_server_addr()), 'a local socket'), pg_catalog.current_setting('port')),
 		'function', (SELECT p.oid::pg_catalog.text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 			WHERE n.nspname = ${literal(schema)} AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
 		'extension', (SELECT e.extname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE n.nspname = ${literal(schema)} AND e.extname LIKE 'idem%'),

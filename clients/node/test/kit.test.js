@@ -87,7 +87,7 @@ describe('install, check, sql', () => {
 		await admin.query(`CREATE ROLE ${role} LOGIN`);
 		const before = process.env.PGDATABASE;
 		process.env.PGDATABASE = database;
-		const line = new RegExp(`^database +${database} on (host [0-9a-f.:]+|a local socket), port ${process.env.PGPORT ?? 5432}\n`);
+		const line = new RegExp(`^database +${database} at ([0-9a-f.:]+|a local socket), port ${process.env.PGPORT ?? 5432}\n`);
 		const [exit, missing] = cli('check', '--schema', 'My schema');
 		assert.equal(exit, 1);
 		assert.match(missing, line);
