@@ -1,7 +1,7 @@
 // Idempotency-Key for HTTP, after draft-ietf-httpapi-idempotency-key-header-07.
 
 import { createHash } from 'node:crypto';
-import { STATUS_CODES } from 'node:http';
+import { STATUS_CODES, validateHeaderName, validateHeaderValue } from 'node:http';
 import { CommitUnknown, IdemError, Invalid } from './errors';
 import { RawJson, spent, type Idem } from './idem';
 import { toJson } from './json';
@@ -91,6 +91,7 @@ const problems: Record<string, [string, string]> = {
 	failed: ['failed', 'The request with this Idempotency-Key has failed for good: use a new key.'],
 };
 function problemOf(error: unknown): Reply | undefined {
+	if (error instanceof Invalid && /^(request[_ ])?id /.test(error.message)) return problem(400, 'key-invalid', error.message);
 	const known = error instanceof IdemError ? problems[error.outcome] : undefined;
 	if (known) return problem((error as IdemError).status, ...known, (error as IdemError).retryAfter);
 	const again = error instanceof CommitUnknown || (error instanceof Error && spent.has(error));
@@ -149,6 +150,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
 	const encode = options.encode ?? ((value) => value);
 	const decode = options.decode ?? ((value) => value);
+	const limit = options.limit ?? 10 * 1024 * 1024, tooLarge = problem(413, 'too-large', 'The body is too large.');
 
 	async function answer(request: HttpRequest): Promise<Reply> {
 		const user = await options.user(request);
@@ -156,8 +158,11 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 		const key = options.key ? options.key(request) : headerKey(request);
 		if (key === null) return problem(400, 'key-invalid', 'The header Idempotency-Key is malformed: send "KEY", 1 to 255 printable ASCII characters.');
 		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
+		let own: unknown;		// the handler's error, which tells nothing of this key
 		const run = async (tx: any) => {
-			const made = await fromResponse(await handler(tx, request));
+			const made = await (async () => fromResponse(await handler(tx, request)))().catch((error) => { throw own = error; });
+			new Response(null, { status: made.status });		// what cannot be sent is not to be stored
+			for (const [name, value] of made.headers) validateHeaderName(name), validateHeaderValue(name, value);
 			if (!final(made.status)) throw new NotFinal(made);
 			return made;
 		};
@@ -179,7 +184,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			return { ...sent, headers: [...sent.headers, ...more] };
 		} catch (error) {
 			if (error instanceof NotFinal) return error.reply;
-			const made = problemOf(error);
+			const made = error === own && !spent.has(error as object) ? undefined : problemOf(error);
 			if (made) return made;
 			throw error;
 		}
@@ -191,14 +196,14 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			const url = new URL(raw.url);
 			const bytes = Buffer.from(await (first instanceof Request ? raw : first.req).arrayBuffer());
 			const headers = Object.fromEntries(raw.headers);
-			const made = await answer(complete({ method: raw.method, path: url.pathname + url.search, headers, bytes, native: first }));
+			const made = bytes.length > limit ? tooLarge : await answer(complete({ method: raw.method, path: url.pathname + url.search, headers, bytes, native: first }));
 			return new Response([101, 204, 205, 304].includes(made.status) ? null : new Uint8Array(made.body), { status: made.status, headers: made.headers });
 		}
 		const fastify = typeof second?.hijack === 'function';
 		const node = fastify ? first.raw : first;
 		const send = (made: Reply) => {
 			// Set-Cookie, and what else is given twice
-			for (const [name] of made.headers) {
+			for (const name of new Set(made.headers.map(([name]) => name))) {
 				const values = made.headers.filter(([other]) => other === name).map(([, value]) => value);
 				second[fastify ? 'header' : 'setHeader'](name, values.length > 1 ? values : values[0]);
 			}
@@ -207,8 +212,8 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			second.end(made.body);
 		};
 		try {
-			const bytes = await nodeBody(first, node, options.limit ?? 10 * 1024 * 1024);
-			if (bytes === null) return send(problem(413, 'too-large', 'The body is too large.'));
+			const bytes = await nodeBody(first, node, limit);
+			if (bytes === null) return send(tooLarge);
 			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
 			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first })));
 		} catch (error) {
