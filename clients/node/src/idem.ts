@@ -175,12 +175,12 @@ export class Idem<P extends Pool = Pool> {
 				const answer = JSON.parse(await run(this.claimSql(request, state)) as string);
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
-				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
-				const text = toJson(await handler(tx));
-				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`);
-				return { value: JSON.parse(text) as T, replayed: false, expiresAt };
+				const text = stored ? 'null' : toJson(await handler(tx));
+				if (!stored) await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`);
+				await run('RELEASE SAVEPOINT idem_within');		// else one around this one would roll back to here only
+				return { value: stored ? stored.value as T : JSON.parse(text) as T, replayed: !!stored, expiresAt };
 			} catch (error) {
-				await run('ROLLBACK TO SAVEPOINT idem_within').catch(() => {});
+				await run('ROLLBACK TO SAVEPOINT idem_within').then(() => run('RELEASE SAVEPOINT idem_within')).catch(() => {});
 				throw error;
 			}
 		});
