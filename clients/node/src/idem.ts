@@ -232,7 +232,8 @@ export class Idem<P extends Pool = Pool> {
 	}
 	/** @internal */ ids(key: Key, bind: Bind = literal): [string, string] {
 		const text = (value: unknown, name: string) => {
-			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
+			const good = typeof value === 'number' ? Number.isSafeInteger(value) : ['string', 'bigint'].includes(typeof value);		// NaN is no name
+			if (!good) throw invalid(`${name} is ${typeof value === 'number' ? value : value === null ? 'null' : typeof value}: it is to be a text, or an integer of 53 bits`);
 			const id = String(value);
 			if (id === '' || Buffer.byteLength(id) > 255) throw invalid(`${name} has ${Buffer.byteLength(id)} bytes: it is to have 1 to 255`);
 			checkText(id, name, invalid);
