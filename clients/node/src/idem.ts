@@ -151,10 +151,11 @@ export class Idem<P extends Pool = Pool> {
 					state.lost = state.unknown = true;		// in autocommit: the answer that was lost can be that of the commit
 					throw new Again(error);
 				}
-				if (isConflict(error)) throw new Again(error);
-				const code = codeOf(error);
+				const code = codeOf(error) ?? '';
+				if (isConflict(error) || (state.unknown && ['25006', '53300'].includes(code))) throw new Again(error);		// a server on the way up or down
 				if (state.lost && (code === 'ID409' || code === 'ID503')) throw new Again(translate(error, this.schema));
-				if (code === 'ID417') throw new Failed('the request has failed', (await this.lookup(request))?.result ?? null, true, { cause: error });
+				const stored = code === 'ID417' && await this.lookup(request);		// null: the function has met another request that failed
+				if (stored && stored.state === 'failed') throw new Failed('the request has failed', stored.result, true, { cause: error });
 				throw translate(error, this.schema);
 			}
 		});
@@ -269,9 +270,7 @@ export class Idem<P extends Pool = Pool> {
 	unprotected<T>(options: { attempts?: number }, handler: (tx: any) => Promise<T>): Promise<T> {
 		const state = this.state();
 		return this.repeat(options, state, () => this.transaction(state, "SELECT '{}'", async (connection) =>
-			({ value: await handler(connection.tx), commit: 'SELECT 1' })).catch((error) => {
-			throw error instanceof Again && state.unknown ? error.error : error;
-		}));
+			({ value: await handler(connection.tx), commit: 'SELECT 1' })).catch((error) => { throw error instanceof Again && state.unknown ? error.error : error; }));
 	}
 	/** @internal */ query(sql: string): Promise<string | null> {
 		return this.driver.query(sql).catch((error) => { throw translate(error, this.schema); });
@@ -285,7 +284,7 @@ export class Idem<P extends Pool = Pool> {
 	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; values?: string[]; value: R; error?: Error }>,
 		isolation?: string, values?: string[]): Promise<R> {
 		const before = performance.now();
-		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
+		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) || state.unknown ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
 			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`, values);
@@ -307,12 +306,12 @@ export class Idem<P extends Pool = Pool> {
 			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
 			connection.release(broken);
 			if (error instanceof Again) throw error;
-			if (broken && looksLost(error)) {
+			if ((broken || stage === 'commit') && looksLost(error)) {		// at COMMIT also a timeout of the driver, after which the server goes on
 				state.lost = true;
 				if (stage === 'commit') state.unknown = true;
 				throw new Again(error);
 			}
-			if (isConflict(error)) throw new Again(error);
+			if (isConflict(error) || (stage === 'begin' && state.unknown)) throw new Again(error);
 			throw stage === 'work' ? error : stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
 		}
 	}

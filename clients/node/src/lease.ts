@@ -29,12 +29,10 @@ export interface LeaseResult<T> {
 			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
 		const stored = idem.replay(answer, state);
 		if (stored) return { value: stored.value as T, replayed: true, previous: null };
-		const lease = new Lease<P>(idem, request, interval, answer);
-		try {
-			return { value: await lease.run(work), replayed: false, previous: lease.previous };
-		} catch (error) {
+		const lease = new Lease<P>(idem, Object.assign({}, request, { signal: undefined }), interval, answer);
+		return lease.run(work).then((value) => ({ value, replayed: false, previous: lease.previous }), (error) => {
 			throw error instanceof Again ? error.error : error;		// the work has begun: another attempt would run it again
-		}
+		});
 	});
 }
 
@@ -44,7 +42,7 @@ async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: a
 	if (state.pending) {
 		const status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`).catch((error) => {
 			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
-			throw looksLost(error) ? new Again(error) : error;
+			throw new Again(error);
 		});
 		if (status === 'committed') return state.pending;
 		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
@@ -188,10 +186,8 @@ export class Lease<P extends Pool = Pool> {
 						// The token is good outside of the fence too: so see that this is still the transaction that has it.
 						return `SELECT CASE WHEN pg_current_xact_id() = ${literal(xid)}::xid8 THEN ${settle} `
 							+ `ELSE (pg_current_xact_id()::text || ' is not the transaction of the fence')::int::text END`;
-					}).catch((error) => {
-						if (error instanceof TimedOut) throw new Again(error);		// a session of ours that was lost may have the fence
-						throw error;
-					});
+					// A session of ours that was lost may have the fence.
+					}).catch((error) => { throw error instanceof TimedOut ? new Again(error) : error; });
 			});
 			this.#ends = before + this.#ms;
 		} catch (error) {
