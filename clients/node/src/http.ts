@@ -94,6 +94,7 @@ const problems: Record<string, [string, string]> = {
 class NotFinal extends Error { constructor(readonly reply: Reply) { super(`a reply of ${reply.status} is not final`); } }
 function answerTo(error: unknown): Reply {
 	if (error instanceof NotFinal) return error.reply;
+	if (error instanceof Invalid && /^(request[_ ])?id /.test(error.message)) return problem(400, 'key-invalid', error.message);
 	const known = error instanceof IdemError ? problems[error.outcome] : undefined;
 	if (known) return problem((error as IdemError).status, ...known, (error as IdemError).retryAfter);
 	if (error instanceof CommitUnknown || (error instanceof Error && spent.has(error))) return problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1);
@@ -159,9 +160,10 @@ function hold(response: any): () => void {
 		const key = options.key ? options.key(request) : headerKey(request);
 		if (key === null) return problem(400, 'key-invalid', 'The header Idempotency-Key is malformed: send "KEY", 1 to 255 printable ASCII characters.');
 		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
+		let own: unknown;		// the handler's error, which tells nothing of this key
 		const run = async (tx: any) => {
 			begin();
-			const made = await fromResponse(await handler(tx, request));
+			const made = await (async () => fromResponse(await handler(tx, request)))().catch((error) => { throw own = error; });
 			// What cannot be sent is not to be committed
 			for (const [name, value] of made.headers) validateHeaderName(name), validateHeaderValue(name, value);
 			if (!final(made.status)) throw new NotFinal(made);
@@ -184,6 +186,7 @@ function hold(response: any): () => void {
 			if (result.replayed) more.push(['idempotent-replayed', 'true']);
 			return { ...sent, headers: [...sent.headers, ...more] };
 		} catch (error) {
+			if (error === own && !spent.has(error as object)) throw error;
 			return answerTo(error);
 		}
 	}
@@ -202,7 +205,7 @@ function hold(response: any): () => void {
 		const node = fastify ? first.raw : first;
 		const send = (made: Reply) => {
 			// Set-Cookie, and what else is given twice
-			for (const [name] of made.headers) {
+			for (const name of new Set(made.headers.map(([name]) => name))) {
 				const values = made.headers.filter(([other]) => other === name).map(([, value]) => value);
 				second[fastify ? 'header' : 'setHeader'](name, values.length > 1 ? values : values[0]);
 			}

@@ -150,12 +150,12 @@ export class Idem<P extends Pool = Pool> {
 				state.replayed = outcome === 'completed';
 				return { value: value as T, replayed: state.replayed };
 			} catch (error) {
-				const lost = looksLost(error);
+				const lost = looksLost(error), code = codeOf(error) ?? '';
 				if (lost) state.lost = state.unknown = true;		// in autocommit: the answer that was lost can be that of the commit
-				if (lost || isConflict(error)) throw new Again(error);
-				const code = codeOf(error);
+				if (lost || isConflict(error) || (state.unknown && ['25006', '53300'].includes(code))) throw new Again(error);		// a server on the way up or down
 				if (state.lost && (code === 'ID409' || code === 'ID503')) throw new Again(translate(error, this.schema));
-				if (code === 'ID417') throw new Failed('the request has failed', (await this.lookup(request))?.result ?? null, true, { cause: error });
+				const stored = code === 'ID417' && await this.lookup(request);		// null: the function has met another request that failed
+				if (stored && stored.state === 'failed') throw new Failed('the request has failed', stored.result, true, { cause: error });
 				throw translate(error, this.schema);
 			}
 		});
@@ -176,12 +176,12 @@ export class Idem<P extends Pool = Pool> {
 				const answer = JSON.parse(await run(this.claimSql(request, state)) as string);
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
-				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
-				const text = toJson(await handler(tx));
-				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::pg_catalog.jsonb, NULL, ${literal(request.scope ?? '')})::pg_catalog.text`);
-				return { value: JSON.parse(text) as T, replayed: false, expiresAt };
+				const text = stored ? 'null' : toJson(await handler(tx));
+				if (!stored) await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::pg_catalog.jsonb, NULL, ${literal(request.scope ?? '')})::pg_catalog.text`);
+				await run('RELEASE SAVEPOINT idem_within');		// else one around this one would roll back to here only
+				return { value: stored ? stored.value as T : JSON.parse(text) as T, replayed: !!stored, expiresAt };
 			} catch (error) {
-				await run('ROLLBACK TO SAVEPOINT idem_within').catch(() => {});
+				await run('ROLLBACK TO SAVEPOINT idem_within').then(() => run('RELEASE SAVEPOINT idem_within')).catch(() => {});
 				throw error;
 			}
 		});
@@ -283,7 +283,7 @@ export class Idem<P extends Pool = Pool> {
 	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string | undefined; values?: string[]; value: R }>,
 		isolation?: string, values?: string[]): Promise<R> {
 		const before = performance.now();
-		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
+		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) || state.unknown ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
 			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`, values);
@@ -303,12 +303,12 @@ export class Idem<P extends Pool = Pool> {
 			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
 			connection.release(broken);
 			if (error instanceof Again) throw error;
-			if (broken && looksLost(error)) {
+			if ((broken || stage === 'commit') && looksLost(error)) {		// at COMMIT also a timeout of the driver, after which the server goes on
 				state.lost = true;
 				if (stage === 'commit') state.unknown = true;
 				throw new Again(error);
 			}
-			if (isConflict(error)) throw new Again(error);
+			if (isConflict(error) || (stage === 'begin' && state.unknown)) throw new Again(error);
 			throw stage === 'work' ? error : stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
 		}
 	}

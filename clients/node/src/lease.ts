@@ -27,12 +27,10 @@ export interface LeaseResult<T> extends Omit<Result<T>, 'expiresAt'> {
 			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
 		const stored = idem.replay(answer, state);
 		if (stored) return { value: stored.value as T, replayed: true, previous: null };
-		const lease = new Lease<P>(idem, request, interval, answer);
-		try {
-			return { value: await lease.run(work), replayed: false, previous: lease.previous };
-		} catch (error) {
+		const lease = new Lease<P>(idem, Object.assign({}, request, { signal: undefined }), interval, answer);
+		return lease.run(work).then((value) => ({ value, replayed: false, previous: lease.previous }), (error) => {
 			throw error instanceof Again ? error.error : error;		// the work has begun: another attempt would run it again
-		}
+		});
 	});
 }
 
@@ -42,7 +40,7 @@ async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: a
 	if (state.pending) {
 		const status = await idem.driver.query(`SELECT pg_catalog.pg_xact_status(${literal(state.pending.xid)}::pg_catalog.xid8)`).catch((error) => {
 			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
-			throw looksLost(error) ? new Again(error) : error;
+			throw new Again(error);
 		});
 		if (status === 'committed') return state.pending;
 		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));

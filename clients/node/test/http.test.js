@@ -6,7 +6,7 @@ import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
 import express from 'express';
 import Fastify from 'fastify';
-import { HandlerEndedTransaction, Idem, Invalid, reply } from 'idem-pg';
+import { HandlerEndedTransaction, Idem, Invalid, Mismatch, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -120,6 +120,35 @@ for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], [
 		assert.deepEqual((await (await fetch(`${base}/status?user=a&id=${id}&scope=lease`)).json()), { status: 'completed' });
 		assert.equal((await fetch(`${base}/health`)).status, 200);
 	});
+});
+
+test('what cannot be sent is not stored', async () => {
+	const d = drivers.pg();
+	for (const [made, error] of [[reply(201, {}, { Location: '/\u4e2d' }), TypeError], [reply(201, {}, { Location: '/\r\nX: 1' }), TypeError], [{ ...reply(200), status: 99 }, TypeError], [{ ...reply(200), status: 600 }, TypeError]]) {
+		const id = newId();
+		const call = d.idem.http({ user: () => 'anna', scope: 'sent' }, async (tx) => { await d.insert(tx, id, 1); return made; });
+		await assert.rejects(call(new Request('http://x/pay', { method: 'POST', headers: { 'Idempotency-Key': id } })), error);
+		assert.deepEqual([await paid(id), await d.idem.status({ user: 'anna', id, scope: 'sent' })], [0, null]);
+	}
+	await d.end();
+});
+
+test('cookies of Fastify, a key that the scope refuses, a body that is too large, an error of another request', async () => {
+	const d = drivers.pg();
+	const options = { user: () => 'anna', scope: 'more' };
+	const send = (handler, more = {}) => d.idem.http({ ...options, ...more }, handler)(new Request('http://x/pay', { method: 'POST', body: 'x'.repeat(20), headers: { 'Idempotency-Key': newId() } }));
+	const fastify = (await import('fastify')).default();
+	fastify.post('/', d.idem.http(options, () => reply(200, 'a', { 'Set-Cookie': ['a=1', 'b=2'] })));
+	assert.deepEqual((await fastify.inject({ method: 'POST', url: '/', headers: { 'Idempotency-Key': newId() } })).headers['set-cookie'], ['a=1', 'b=2']);
+	await fastify.close();
+	await admin.query(`INSERT INTO ${schema}.idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 day', 'uuidv7') ON CONFLICT DO NOTHING`);
+	const refused = await send(() => reply(200), { scope: 'timed' });
+	assert.deepEqual([refused.status, (await refused.json()).type], [400, 'urn:idem:key-invalid']);
+	assert.equal((await send(() => reply(200), { limit: 10 })).status, 413);
+	const other = { user: 'anna', id: newId(), scope: 'other' };
+	await d.idem.once({ ...other, params: 1 }, () => 1);
+	await assert.rejects(send(async () => reply(200, await d.idem.once({ ...other, params: 2 }, () => 1))), Mismatch);
+	await d.end();
 });
 
 test('nobody as the user, encode and decode, another fingerprint', async () => {

@@ -73,6 +73,12 @@ describe('within', () => {
 		const other = newId();
 		await transaction(async (tx) => {
 			await assert.rejects(d.idem.within(tx, request(other), async () => { await insert(tx, other, 1); throw new Error('bug'); }), /bug/);
+			await assert.rejects(d.idem.within(tx, request(other), async () => {
+				await insert(tx, other, 1);
+				await d.idem.within(tx, request(newId()), () => 1);
+				await assert.rejects(d.idem.within(tx, request(newId()), () => { throw new Error('inner'); }), /inner/);
+				throw new Error('outer');
+			}), /outer/);
 		});		// and commits
 		assert.deepEqual([await paid(other), await d.idem.status(request(other))], [0, null]);
 	});

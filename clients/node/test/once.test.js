@@ -115,7 +115,7 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 	});
 
 	test('bad arguments', async () => {
-		for (const request of [{ user: '' }, { user: 'ü'.repeat(128) }, { user: 'a\0b' }, { user: undefined }, { params: { a: 'x\0' } }, { params: { a: 1n } }]) {
+		for (const request of [{ user: '' }, { user: 'ü'.repeat(128) }, { user: 'a\0b' }, { user: undefined }, { user: NaN }, { user: 2 ** 53 }, { params: { a: 'x\0' } }, { params: { a: 1n } }]) {
 			await assert.rejects(once(newId(), () => 1, request), (e) => e instanceof Invalid && e.status === 400, JSON.stringify(request.user));
 		}
 		await assert.rejects(once(newId(), () => 1, { wait: -1 }), Invalid);
@@ -141,6 +141,9 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 			await assert.rejects(idem.call(refused, 'pay(text, int)', { reference: 'r', amount: 402 }), (e) => e instanceof Failed && e.replayed === replayed && e.stored.declined === true);
 		}
 		assert.equal(await paid(id), 1);
+		// The function meets another request, which has failed.
+		await admin.query(`CREATE OR REPLACE FUNCTION meet(id text) RETURNS boolean LANGUAGE sql AS $$ SELECT ${schema}.idem_claim('anna', id, 'call') $$`);
+		await assert.rejects(idem.call({ ...request, id: newId() }, 'meet(text)', { id: refused.id }), (e) => !(e instanceof Failed) && e.code === 'ID417');
 	});
 
 	test('a terminated connection, at each step', async () => {
@@ -198,6 +201,35 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 			proxy.onMessage = () => null;
 			assert.equal((await p.idem.once({ user: 'anna', id, scope: 'pay' }, () => 6)).value, 5);
 		} finally { await p.end(); proxy.close(); }
+	});
+
+	test('COMMIT unanswered, and then no server that takes the claim', async () => {
+		await admin.query(`DO $$ BEGIN CREATE ROLE full_up LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; SELECT ${schema}.idem_grant('full_up', 'app')`);
+		const mend = () => admin.query('ALTER ROLE full_up CONNECTION LIMIT -1; ALTER ROLE full_up RESET ALL');
+		await mend();
+		// postgres.js connects again and again, without an end.
+		for (const fault of ['SET default_transaction_read_only = on', ...(driver === 'pg' ? ['CONNECTION LIMIT 0'] : [])]) {
+			const proxy = await startProxy();
+			const p = drivers[driver]({ host: '127.0.0.1', port: proxy.port, user: 'full_up', database: process.env.PGDATABASE ?? 'postgres', max: 1 });
+			try {
+				const id = newId();
+				proxy.onMessage = (text) => /commit/i.test(text) ? 'after' : null;
+				const request = { user: 'anna', id, scope: 'pay', attempts: 3 };
+				await assert.rejects(p.idem.once(request, async () => { await admin.query(`ALTER ROLE full_up ${fault}`); return 5; }), CommitUnknown, fault);
+				await mend();
+				assert.deepEqual((await once(id, () => 6)).value, 5);
+			} finally { await p.end(); proxy.close(); }
+		}
+	});
+
+	if (driver === 'pg') test('a timeout of the driver at COMMIT', async () => {
+		await admin.query(`CREATE TABLE IF NOT EXISTS slow (a text); DROP TRIGGER IF EXISTS slow ON slow;
+			CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END $$;
+			CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`);
+		const p = drivers.pg({ query_timeout: 1000 });
+		const { value, replayed } = await p.idem.once({ user: 'anna', id: newId() }, async (tx) => { await sql(tx, `INSERT INTO slow VALUES ('a')`); return 5; });
+		assert.deepEqual([value, replayed], [5, true]);
+		await p.end();
 	});
 
 	test('a pool of one', async () => {
