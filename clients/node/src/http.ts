@@ -1,5 +1,6 @@
 // Idempotency-Key for HTTP, after draft-ietf-httpapi-idempotency-key-header-07.
 
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { createHash } from 'node:crypto';
 import { STATUS_CODES, validateHeaderName, validateHeaderValue } from 'node:http';
 import { CommitUnknown, IdemError, Invalid } from './errors';
@@ -141,12 +142,18 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	if (!(answer instanceof Response)) return answer;
 	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
 }
-/** Keeps a handler from answering by itself, which would be before COMMIT; until the function that is returned is called. */
-function hold(response: any): () => void {
-	const names = ['send', 'writeHead', 'write', 'end'].filter((name) => name in response);
-	const kept = Object.fromEntries(names.map((name) => [name, response[name]]));
-	for (const name of names) response[name] = () => { throw new TypeError(`${name}() of the response would answer before COMMIT: return reply(...)`); };
-	return () => { Object.assign(response, kept); };
+// A handler that answers by itself would do so before COMMIT. Others may answer meanwhile, as at a timeout.
+const handling = new AsyncLocalStorage<object>();
+function guard(response: any): object {
+	const token = {};
+	for (const name of ['send', 'writeHead', 'write', 'end'].filter((name) => name in response)) {
+		const original = response[name];
+		response[name] = (...args: any[]) => {
+			if (handling.getStore() === token) throw new TypeError(`${name}() of the response would answer before COMMIT: return reply(...)`);
+			return original.apply(response, args);
+		};
+	}
+	return token;
 }
 /** @internal */ export function httpHandler(idem: Idem<any>, options: HttpOptions, handler: (tx: any, request: HttpRequest) => Reply | Response | Promise<Reply | Response>): HttpHandler {
 	const { final = (status) => status < 500 && ![409, 425, 429].includes(status), encode = (value) => value, decode = (value) => value, limit = 10 * 1024 * 1024 } = options;
@@ -154,7 +161,7 @@ function hold(response: any): () => void {
 	only('http', options);
 	const tooLarge = problem(413, 'too-large', 'The body is too large.');
 
-	async function answer(request: HttpRequest, begin = () => {}): Promise<Reply> {
+	async function answer(request: HttpRequest, token = {}): Promise<Reply> {
 		const user = await options.user(request);
 		if (user === undefined || user === null || String(user) === '') throw new Invalid('the option "user" of idem.http returned nobody');
 		const key = options.key ? options.key(request) : headerKey(request);
@@ -162,8 +169,7 @@ function hold(response: any): () => void {
 		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
 		let own: unknown;		// the handler's error, which tells nothing of this key
 		const run = async (tx: any) => {
-			begin();
-			const made = await (async () => fromResponse(await handler(tx, request)))().catch((error) => { throw own = error; });
+			const made = await handling.run(token, async () => fromResponse(await handler(tx, request))).catch((error) => { throw own = error; });
 			// What cannot be sent is not to be committed
 			for (const [name, value] of made.headers) validateHeaderName(name), validateHeaderValue(name, value);
 			if (!final(made.status)) throw new NotFinal(made);
@@ -217,9 +223,7 @@ function hold(response: any): () => void {
 			const bytes = node.readableDidRead ? parsedBody(first, node, options) : await read(node, limit);
 			if (bytes === null) return send(tooLarge);
 			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
-			let release: (() => void) | undefined;
-			const request = complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first });
-			return send(await answer(request, () => { release ??= hold(second); }).finally(() => release?.()));
+			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first }), guard(second)));
 		} catch (error) {
 			if (typeof next === 'function') return next(error);
 			if (fastify) throw error;

@@ -192,7 +192,15 @@ test('a handler that answers by itself, or that has committed', async () => {
 	for (const [name, by] of Object.entries(answers)) app.post(`/${name}`, d.idem.http({ user, scope: name }, async (tx, r) => { await insert(tx); by(r.native.res); }));
 	app.post('/caught', d.idem.http({ user, scope: 'caught' }, async (tx, r) => { try { r.native.res.json({ long: 'x'.repeat(100) }); } catch { /* and goes on */ } return reply(200, 'short'); }));
 	app.post('/committed', d.idem.http({ user, scope: 'committed' }, async (tx) => { await insert(tx); await tx.query('COMMIT'); return reply(201); }));
-	app.use((error, req, res, next) => { errors.push(error); res.status(500).json({ error: error.message }); });
+	let begin, late = true;
+	const begun = new Promise((resolve) => { begin = resolve; });
+	app.post('/timeout', (req, res, next) => { if (late) begun.then(() => res.status(503).send('late')); late = false; next(); }, d.idem.http({ user, scope: 'timeout', wait: 5 }, async (tx, r) => {
+		const finished = once(r.native.res, 'finish');
+		begin();
+		await finished;
+		return reply(201);
+	}));
+	app.use((error, req, res, next) => { errors.push(error); if (!res.headersSent) res.status(500).json({ error: error.message }); });
 	fastify.post('/fastify', (request, r) => d.idem.http({ user, scope: 'fastify' }, async (tx) => { await insert(tx); r.code(201).send({ ok: 1 }); })(request, r));
 	const server = app.listen(0, '127.0.0.1');
 	await once(server, 'listening');
@@ -206,6 +214,8 @@ test('a handler that answers by itself, or that has committed', async () => {
 			assert.equal(await d.idem.status({ user: 'anna', id: key, scope: path }), null, path);
 		}
 		assert.deepEqual((await post(base, '/caught')).slice(0, 2), [200, 'short']);
+		assert.deepEqual((await post(base, '/timeout')).slice(0, 2), [503, 'late']);
+		assert.deepEqual((await post(base, '/timeout')).slice(0, 2), [201, '']);
 		assert.equal(await paid(key), 0);
 		const [status] = await post(base, '/committed');
 		assert.ok(status === 500 && errors.at(-1) instanceof HandlerEndedTransaction);
