@@ -2,7 +2,7 @@
 
 import { createHash } from 'node:crypto';
 import { STATUS_CODES, validateHeaderName, validateHeaderValue } from 'node:http';
-import { CommitUnknown, IdemError, Invalid } from './errors';
+import { CommitUnknown, IdemError, Invalid, Refused } from './errors';
 import { RawJson, spent, type Idem } from './idem';
 
 /** A request, whatever the framework. */
@@ -165,7 +165,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 				...(params !== null && { params }), wait: options.wait ?? 0, attempts: options.attempts ?? 5,
 				...(options.isolation && { isolation: options.isolation }),
 			}, async (tx) => {
-				made = await run(tx);
+				made = await run(tx).catch((error) => { throw error instanceof Refused ? new Refused(encode(error.value)) : error; });
 				return encode(pack(made, names));
 			});
 			const sent = result.replayed ? unpack(decode(result.value)) : made!;

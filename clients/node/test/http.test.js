@@ -4,7 +4,7 @@ import http from 'node:http';
 import net from 'node:net';
 import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
-import { Idem, Invalid, reply } from 'idem-pg';
+import { Idem, Invalid, Refused, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -130,6 +130,9 @@ test('nobody as the user, encode and decode, another fingerprint', async () => {
 		fingerprint: () => null };
 	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
 	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
+	const refused = newId();
+	await d.idem.http(options, () => { throw new Refused({ secret: 1 }); })(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': refused } }));
+	assert.equal((await d.idem.lookup({ user: 'anna', id: refused, scope: 'enc' })).result, Buffer.from('{"secret":1}').toString('base64'));
 	await d.end();
 	const dead = new Idem(new (await import('pg')).default.Pool({ host: '127.0.0.1', port: 1 }));
 	const away = await dead.http({ user: () => 'anna', attempts: 2 }, () => reply(200))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } }));
