@@ -3,7 +3,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { createHash } from 'node:crypto';
 import { STATUS_CODES, validateHeaderName, validateHeaderValue } from 'node:http';
-import { CommitUnknown, IdemError, Invalid } from './errors';
+import { CommitUnknown, IdemError, Invalid, Refused } from './errors';
 import { RawJson, only, spent, type Idem, type Request as OnceRequest } from './idem';
 import { toJson } from './json';
 
@@ -184,7 +184,7 @@ function guard(response: any): object {
 				...(params !== null && { params }), wait: options.wait ?? 0, attempts: options.attempts ?? 5,
 				...(options.isolation && { isolation: options.isolation }),
 			}, async (tx) => {
-				made = await run(tx);
+				made = await run(tx).catch((error) => { throw error instanceof Refused ? new Refused(encode(error.value)) : error; });
 				return encode(pack(made, names));
 			});
 			const sent = !result.replayed ? made! : result.value === null ? problem(500, 'answer-lost', lost, null, lost) : unpack(decode(result.value));

@@ -114,11 +114,7 @@ export class Lease<P extends Pool = Pool> {
 	}
 
 	/** Ends the request: its value is stored in one transaction with what `work` writes. Returns the value as a replay does. */
-	async settle<T>(value: T, work?: (tx: Tx<P>) => unknown): Promise<T> {
-		const text = toJson(value);
-		await this.#settle('complete', text, work);
-		return JSON.parse(text) as T;
-	}
+	settle<T>(value: T, work?: (tx: Tx<P>) => unknown): Promise<T> { return this.#settle('complete', value, work); }
 
 	/** Nothing was done, or all of it was undone: gives the request up, so that the next one may begin anew. */
 	async nothingHappened(): Promise<void> {
@@ -138,9 +134,7 @@ export class Lease<P extends Pool = Pool> {
 			return await this.settle(value ?? null) as T;
 		} catch (error) {
 			if (!(error instanceof Refused) || this.#over) throw error;
-			const text = toJson(error.value);
-			await this.#settle('fail', text);
-			throw new Failed('the request is refused', JSON.parse(text), false);
+			throw new Failed('the request is refused', await this.#settle('fail', error.value), false);
 		} finally {
 			this.#finish(undefined);
 			// Or it would renew the lease that is left. But who was told to stop is not to be kept.
@@ -148,12 +142,14 @@ export class Lease<P extends Pool = Pool> {
 		}
 	}
 
-	async #settle(how: 'complete' | 'fail', text: string, work?: (tx: Tx<P>) => unknown): Promise<void> {
+	async #settle(how: 'complete' | 'fail', settled: unknown, work?: (tx: Tx<P>) => unknown): Promise<any> {
+		const text = toJson(settled), value = JSON.parse(text);
 		await this.#fence(async (tx) => {
 			await work?.(tx);
 			return `${this.#idem.fn(how)}(${this.#idem.key(this.#request)}, ${literal(text)}::pg_catalog.jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::pg_catalog.text`;
 		});
-		this.#finish({ value: JSON.parse(text) });
+		this.#finish({ value });
+		return value;
 	}
 
 	async #fence(work: (tx: Tx<P>) => Promise<string>): Promise<void> {

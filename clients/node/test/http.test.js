@@ -6,7 +6,7 @@ import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
 import express from 'express';
 import Fastify from 'fastify';
-import { HandlerEndedTransaction, Idem, Invalid, Mismatch, reply } from 'idem-pg';
+import { HandlerEndedTransaction, Idem, Invalid, Mismatch, Refused, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -161,6 +161,9 @@ test('nobody as the user, encode and decode, another fingerprint', async () => {
 		fingerprint: () => null };
 	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
 	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
+	const refused = newId();
+	await d.idem.http(options, () => { throw new Refused({ secret: 1 }); })(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': refused } }));
+	assert.equal((await d.idem.lookup({ user: 'anna', id: refused, scope: 'enc' })).result, Buffer.from('{"secret":1}').toString('base64'));
 	await d.end();
 	const { Pool } = (await import('pg')).default, events = [];
 	const dead = new Idem(new Pool({ host: '127.0.0.1', port: 1 }), { onOutcome: (event) => events.push(event) });
