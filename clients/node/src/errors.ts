@@ -3,8 +3,8 @@
 type More = { cause?: unknown };
 
 /**
- * Base of all errors of this package: `outcome` of idem, 'error' where there is none; the HTTP `status` that fits; whether the same
- * request, with the same id, may be sent again (`retryable`), and after how many seconds; `sqlstate` of the server's error.
+ * Base of all errors of this package: its `outcome`; the HTTP `status` that fits; whether the same request, with the same id, may
+ * be sent again (`retryable`), and after how many seconds; `sqlstate` of the server's error.
  */
 export class IdemError extends Error {
 	readonly retryAfter: number | null;
@@ -35,19 +35,19 @@ export class Unknown extends define('unknown', 409, false, 'ID424') {}
 /** Bad arguments: an empty id, params that JSON cannot hold. */
 export class Invalid extends define('invalid', 400, false, 'ID400') {}
 /** The lease has another holder, or has ended. Stop, and write nothing. */
-export class LeaseLost extends define('lost', 409, false, 'ID410') {}
+export class LeaseLost extends define('lease_lost', 409, false, 'ID410') {}
 /** The value is larger than the scope's result_max_bytes. Store a reference to it. */
-export class TooLarge extends define('error', 500, false, 'ID413') {}
+export class TooLarge extends define('too_large', 500, false, 'ID413') {}
 /** The connection was lost at COMMIT, again and again. Send the same id again: the claim tells whether it was executed. */
 export class CommitUnknown extends define('commit_unknown', 503, true) {}
 /** idem is not in this database, or not in this schema. */
-export class NotInstalled extends define('error', 500) {}
+export class NotInstalled extends define('not_installed', 500) {}
 /** The role may not call idem. */
-export class NoRights extends define('error', 500) {}
+export class NoRights extends define('no_rights', 500) {}
 /** The handler ended the transaction itself. What it committed stays, and the claim with it, without a value. */
-export class HandlerEndedTransaction extends define('error', 500) {}
+export class HandlerEndedTransaction extends define('handler_ended_transaction', 500) {}
 /** The handler caught the error of a statement and went on: nothing of it can be committed. */
-export class SwallowedError extends define('error', 500) {}
+export class HandlerSwallowedError extends define('handler_swallowed_error', 500) {}
 
 /** The request ended for good: `stored` is the value that was given to `Refused`. Use a new id. */
 export class Failed extends define('failed', 409, false, 'ID417') {
@@ -77,19 +77,20 @@ export function outcomeError(outcome: string): IdemError {
 }
 
 /** The server's error of one of idem's own statements, as an error of this package where it is one. */
-export function translate(error: unknown, schema: string): unknown {
+export function translate(error: unknown, schema: string, rights = 'app'): unknown {
 	const code = codeOf(error);
 	const message = error instanceof Error ? error.message : String(error);
 	if (code === null) return error;
 	const known = byCode[code];
-	if (known) return new known(message, { cause: error });
+	if (known) return new known(known !== TooLarge ? message
+		: `${message}: store a reference to it, or have the operator raise result_max_bytes of the scope in "${schema}".idem_scopes`, { cause: error });
 	if (code === '3F000' || (code === '42883' && message.includes('idem_'))) {
 		return new NotInstalled(`idem is not installed in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}"`
 			+ ` (${message})`, { cause: error });
 	}
 	if (code === '42501' && (message.includes('idem_') || message.includes(schema))) {
-		return new NoRights(`this role may not call idem: run "npx idem-pg install --schema ${schema} --grant ROLE",`
-			+ ` or SELECT "${schema}".idem_grant('ROLE', 'app') (${message})`, { cause: error });
+		return new NoRights(`this role may not call idem: as the owner of idem run SELECT "${schema}".idem_grant('ROLE', '${rights}')`
+			+ `${rights === 'app' ? `, or "npx idem-pg install --schema ${schema} --grant ROLE"` : ''} (${message})`, { cause: error });
 	}
 	return error;
 }

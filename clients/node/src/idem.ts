@@ -1,5 +1,5 @@
 import { driverOf, identifier, literal, runnerOf, type Connection, type Driver, type Pool, type Tx } from './driver';
-import { CommitUnknown, Failed, HandlerEndedTransaction, IdemError, Invalid, Refused, SwallowedError, codeOf, isConflict, looksLost, outcomeError, translate } from './errors';
+import { CommitUnknown, Failed, HandlerEndedTransaction, HandlerSwallowedError, IdemError, Invalid, Refused, codeOf, isConflict, looksLost, outcomeError, translate } from './errors';
 import { httpHandler, type HttpOptions, type HttpHandler, type HttpRequest, type Reply } from './http';
 import { checkText, toJson } from './json';
 import { leaseRequest, type Lease, type LeaseRequest, type LeaseResult } from './lease';
@@ -13,7 +13,6 @@ export interface Key {
 	/** The namespace; default ''. */
 	scope?: string;
 }
-
 /** A request to be executed once. */
 export interface Request extends Key {
 	/** What the client sent: the same id with other params is a `Mismatch`. Any JSON; undefined: not compared. */
@@ -28,7 +27,6 @@ export interface Request extends Key {
 	/** Ends the attempts; it interrupts no handler and no COMMIT. */
 	signal?: AbortSignal;
 }
-
 /** What an executed request returned, now or earlier. */
 export interface Result<T> {
 	/** As a replay returns it: after a round trip through JSON. jsonb has its own order of keys. */
@@ -38,19 +36,19 @@ export interface Result<T> {
 	/** Until when the request is remembered at least. */
 	expiresAt: Date;
 }
-
 /** Passed to `onOutcome`. */
 export interface OutcomeEvent {
 	operation: 'once' | 'call' | 'lease' | 'within';
 	scope: string;
-	/** 'claimed' (executed now), 'completed' (a replay), another outcome of idem, 'commit_unknown', or 'error': the handler's, or the database's. */
+	/** 'claimed' (executed now), 'completed' (a replay), that of an IdemError, or 'error': the handler's, or the database's. */
 	outcome: string;
 	replayed: boolean;
-	/** Milliseconds until the latest claim was answered, waiting for a connection included. */
+	/** Seconds until the latest claim was answered, waiting for a connection included. */
 	waited: number;
 	attempts: number;
+	/** What was thrown, if anything. */
+	error?: unknown;
 }
-
 export interface IdemOptions {
 	/** The schema of idem; default 'idem'. */
 	schema?: string;
@@ -64,26 +62,31 @@ export type Stored = { state: 'in_progress' | 'completed' | 'failed'; result: un
 /** A lease that lapsed, and that nobody has settled. */
 export type Lapsed = { scope: string; user: string; id: string; status: 'lapsed' | 'unknown'; leaseUntil: Date; progress: unknown };
 
-/** @internal What is known over all attempts of one call. */
-export interface State {
-	attempt: number;
-	/** A connection was lost: its session may still hold the request, until the server notices. */
-	lost: boolean;
-	/** COMMIT was sent and not answered. */
-	unknown: boolean;
-	waited: number;
-	replayed: boolean;
-}
+/**
+ * @internal What is known over all attempts of one call. `lost`: a connection was lost, and its session may still hold the
+ * request, until the server notices. `unknown`: COMMIT was sent and not answered.
+ */
+export const newState = () => ({ attempt: 0, lost: false, unknown: false, waited: 0, replayed: false });
+export type State = ReturnType<typeof newState>;
 type Bind = (text: string) => string;
 /** @internal The attempt failed in a way that allows another one. */
 export class Again extends Error { constructor(readonly error: unknown) { super('again'); } }
 /** @internal Errors after which the attempts were spent, so not the handler's. */
 export const spent = new WeakSet<object>();
 export const failed = (promise: Promise<unknown>): Promise<boolean> => promise.then(() => false, () => true);
-const date = (text: string | null): Date | null => text === null ? null : new Date(text);
 // The stored time is rounded up; that in the answer of the first claim is not.
 const wholeSecond = (text: string): Date => new Date(Math.ceil(Date.parse(text) / 1000) * 1000);
 const invalid = (message: string) => new Invalid(message);
+const named = 'user id scope wait attempts ';
+const optionsOf = {
+	Idem: 'schema onOutcome', http: `${named}key required isolation final fingerprint headers encode decode limit`, once: `${named}params isolation signal`,
+	call: `${named}signal`, lease: `${named}params signal lease progress`, within: 'user id scope wait params',
+};
+/** @internal Refuses an option that is misspelt: it would be ignored. */
+export function only(of: keyof typeof optionsOf, given: object): void {
+	const known = optionsOf[of].split(' ');
+	for (const name in given) if (!known.includes(name)) throw new Invalid(`${of} has no option "${name}": it has ${known.join(', ')}`);
+}
 export const pause = (attempt: number): Promise<void> =>
 	new Promise((resolve) => setTimeout(resolve, Math.random() * Math.min(2000, 50 * 2 ** attempt)));
 
@@ -94,6 +97,7 @@ export class Idem<P extends Pool = Pool> {
 	readonly #onOutcome: ((event: OutcomeEvent) => void) | undefined;
 
 	constructor(pool: P, options: IdemOptions = {}) {
+		only('Idem', options);
 		this.driver = driverOf(pool);
 		this.schema = options.schema ?? 'idem';
 		this.#onOutcome = options.onOutcome;
@@ -107,28 +111,28 @@ export class Idem<P extends Pool = Pool> {
 	once<T>(request: Request, handler: (tx: Tx<P>) => T | Promise<T>): Promise<Result<T>> {
 		return this.attempts('once', request, async (state) => {
 			const claimed = this.values(), settled = this.values();
-			return this.transaction<Result<T>>(state, this.claimSql(request, state, claimed.bind), async (connection, answer) => {
+			const result = await this.transaction<Result<T> | Failed>(state, this.claimSql(request, state, claimed.bind), async (connection, answer) => {
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
 				if (stored) return { value: { value: stored.value as T, replayed: true, expiresAt } };
 				state.unknown = false;		// the COMMIT that was not answered has not taken effect
-				let text: string, settle = 'complete', refused: Refused | undefined;
+				let text: string, refused = false;
 				try {
 					text = toJson(await handler(connection.tx));
 				} catch (error) {
 					if (!(error instanceof Refused)) throw error;
-					refused = error;
-					settle = 'fail';
+					refused = true;
 					text = toJson(error.value);
 				}
 				const value = JSON.parse(text) as T;
 				return {
-					commit: `SELECT ${this.fn(settle)}(${this.key(request, settled.bind)}, ${settled.bind(text)}::text::jsonb, NULL, ${settled.bind(request.scope ?? '')}::text)::text`,
+					commit: `SELECT ${this.fn(refused ? 'fail' : 'complete')}(${this.key(request, settled.bind)}, ${settled.bind(text)}::pg_catalog.text::pg_catalog.jsonb, NULL, ${settled.bind(request.scope ?? '')}::pg_catalog.text)::pg_catalog.text`,
 					values: settled.list,
-					value: { value, replayed: false, expiresAt },
-					...(refused && { error: new Failed('the request is refused', value, false) }),
+					value: refused ? new Failed('the request is refused', value, false) : { value, replayed: false, expiresAt },
 				};
 			}, request.isolation, claimed.list);
+			if (result instanceof Failed) throw result;
+			return result;
 		});
 	}
 
@@ -136,25 +140,22 @@ export class Idem<P extends Pool = Pool> {
 	 * 'pay(text, int)'. It is code: never let a client choose it. */
 	call<T = unknown>(request: Omit<Request, 'params' | 'isolation'>, fn: string, args: Record<string, unknown> = {}): Promise<{ value: T; replayed: boolean }> {
 		return this.attempts('call', request, async (state) => {
-			const [user, id] = this.ids(request);
 			const before = performance.now();
-			const sql = `SELECT json_build_object('value', c, 'outcome', ${this.fn('outcome')}())::text FROM ${this.fn('call')}(${user}, ${id}, `
-				+ `${literal(fn)}, ${literal(toJson(args, invalid))}::jsonb, ${literal(request.scope ?? '')}, ${this.wait(request.wait, state)}) AS c`;
+			const sql = `SELECT pg_catalog.json_build_object('value', c, 'outcome', ${this.fn('outcome')}())::pg_catalog.text FROM ${this.fn('call')}(${this.key(request)}, `
+				+ `${literal(fn)}, ${literal(toJson(args, invalid))}::pg_catalog.jsonb, ${literal(request.scope ?? '')}, ${this.wait(request.wait, state)}) AS c`;
 			try {
 				const { value, outcome } = JSON.parse(await this.driver.query(sql) as string);
-				state.waited = performance.now() - before;
+				state.waited = (performance.now() - before) / 1000;
 				if (outcome === 'failed') throw new Failed('the request is refused', value, false);
 				state.replayed = outcome === 'completed';
 				return { value: value as T, replayed: state.replayed };
 			} catch (error) {
-				if (looksLost(error)) {
-					state.lost = state.unknown = true;		// in autocommit: the answer that was lost can be that of the commit
-					throw new Again(error);
-				}
-				if (isConflict(error)) throw new Again(error);
-				const code = codeOf(error);
+				const lost = looksLost(error), code = codeOf(error) ?? '';
+				if (lost) state.lost = state.unknown = true;		// in autocommit: the answer that was lost can be that of the commit
+				if (lost || isConflict(error) || (state.unknown && ['25006', '53300'].includes(code))) throw new Again(error);		// a server on the way up or down
 				if (state.lost && (code === 'ID409' || code === 'ID503')) throw new Again(translate(error, this.schema));
-				if (code === 'ID417') throw new Failed('the request has failed', (await this.lookup(request))?.result ?? null, true, { cause: error });
+				const stored = code === 'ID417' && await this.lookup(request);		// null: the function has met another request that failed
+				if (stored && stored.state === 'failed') throw new Failed('the request has failed', stored.result, true, { cause: error });
 				throw translate(error, this.schema);
 			}
 		});
@@ -167,7 +168,7 @@ export class Idem<P extends Pool = Pool> {
 	 * done. `Refused` is an error like any other here.
 	 */
 	async within<X, T>(tx: X, request: Omit<Request, 'attempts' | 'isolation' | 'signal'>, handler: (tx: X) => T | Promise<T>): Promise<Result<T>> {
-		return this.#observe('within', request, this.state(), async (state) => {
+		return this.#observe('within', request, newState(), async (state) => {
 			const send = runnerOf(tx);
 			const run = (sql: string) => send(sql).catch((error: unknown) => { throw translate(error, this.schema); });
 			await run('SAVEPOINT idem_within');
@@ -175,12 +176,12 @@ export class Idem<P extends Pool = Pool> {
 				const answer = JSON.parse(await run(this.claimSql(request, state)) as string);
 				const expiresAt = wholeSecond(answer.expires_at);
 				const stored = this.replay(answer, state);
-				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
-				const text = toJson(await handler(tx));
-				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`);
-				return { value: JSON.parse(text) as T, replayed: false, expiresAt };
+				const text = stored ? 'null' : toJson(await handler(tx));
+				if (!stored) await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::pg_catalog.jsonb, NULL, ${literal(request.scope ?? '')})::pg_catalog.text`);
+				await run('RELEASE SAVEPOINT idem_within');		// else one around this one would roll back to here only
+				return { value: stored ? stored.value as T : JSON.parse(text) as T, replayed: !!stored, expiresAt };
 			} catch (error) {
-				await run('ROLLBACK TO SAVEPOINT idem_within').catch(() => {});
+				await run('ROLLBACK TO SAVEPOINT idem_within').then(() => run('RELEASE SAVEPOINT idem_within')).catch(() => {});
 				throw error;
 			}
 		});
@@ -198,26 +199,26 @@ export class Idem<P extends Pool = Pool> {
 
 	/** 'completed', 'failed', 'in_progress' or 'unknown'; null if the request is not remembered. */
 	async status(key: Key): Promise<'completed' | 'failed' | 'in_progress' | 'unknown' | null> {
-		return await this.query(`SELECT ${this.fn('status')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) as any;
+		return await this.query(`SELECT ${this.fn('status')}(${this.key(key)}, ${literal(key.scope ?? '')})::pg_catalog.text`) as any;
 	}
 
 	/** All that is stored of a request; null if it is not remembered. */
 	async lookup(key: Key): Promise<Stored | null> {
-		const row = JSON.parse(await this.query(`SELECT to_json(l)::text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
+		const row = JSON.parse(await this.query(`SELECT pg_catalog.to_json(l)::pg_catalog.text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
 		return row && {
 			state: row.state, result: row.result, progress: row.progress, expiresAt: new Date(row.expires_at),
-			leaseUntil: date(row.lease_until), committedAt: date(row.committed_at), fingerprint: row.fingerprint?.slice(2) ?? null,
+			leaseUntil: row.lease_until && new Date(row.lease_until), committedAt: row.committed_at && new Date(row.committed_at), fingerprint: row.fingerprint?.slice(2) ?? null,
 		};
 	}
 
 	/** Drops a request, so that it can be executed again. For operators. False: there was none. */
 	async forget(key: Key): Promise<boolean> {
-		return await this.query(`SELECT ${this.fn('forget')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) === 'true';
+		return await this.query(`SELECT ${this.fn('forget')}(${this.key(key)}, ${literal(key.scope ?? '')})::pg_catalog.text`, 'operator') === 'true';
 	}
 
 	/** Leases that lapsed, the longest lapsed first; of all scopes where none is given. */
 	async lapsed(scope: string | null = null, maxRows: number | null = 100): Promise<Lapsed[]> {
-		const text = await this.query(`SELECT coalesce(json_agg(l), '[]')::text FROM ${this.fn('lapsed')}(${literal(scope)}, ${maxRows === null ? 'NULL' : Number(maxRows)}) AS l`);
+		const text = await this.query(`SELECT coalesce(pg_catalog.json_agg(l), '[]')::pg_catalog.text FROM ${this.fn('lapsed')}(${literal(scope)}, ${maxRows === null ? 'NULL' : Number(maxRows)}) AS l`, 'operator');
 		return JSON.parse(text as string).map((row: any) => ({
 			scope: row.scope, user: row.user_id, id: row.request_id, status: row.status, leaseUntil: new Date(row.lease_until), progress: row.progress,
 		}));
@@ -232,11 +233,12 @@ export class Idem<P extends Pool = Pool> {
 	}
 	/** @internal */ ids(key: Key, bind: Bind = literal): [string, string] {
 		const text = (value: unknown, name: string) => {
-			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
+			if (typeof value === 'number' ? !Number.isSafeInteger(value) : !['string', 'bigint'].includes(typeof value))
+				throw invalid(`${name} is ${typeof value === 'number' ? value : value === null ? 'null' : typeof value}: it is to be a text, or an integer below 2^53`);
 			const id = String(value);
 			if (id === '' || Buffer.byteLength(id) > 255) throw invalid(`${name} has ${Buffer.byteLength(id)} bytes: it is to have 1 to 255`);
 			checkText(id, name, invalid);
-			return `${bind(id)}::text`;
+			return `${bind(id)}::pg_catalog.text`;
 		};
 		checkText(key.scope ?? '', 'scope', invalid);
 		return [text(key.user, 'user'), text(key.id, 'id')];
@@ -245,15 +247,15 @@ export class Idem<P extends Pool = Pool> {
 	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
 	wait(wait: number | string | undefined, state: State, bind: Bind = literal): string {
 		const interval = typeof wait === 'string' ? wait : `${wait ?? 0} s`;
-		return `${bind(state.lost && (wait ?? 0) === 0 ? '1 s' : interval)}::text::interval`;
+		return `${bind(state.lost && (wait ?? 0) === 0 ? '1 s' : interval)}::pg_catalog.text::interval`;
 	}
 	/** @internal */ fingerprint(params: unknown, bind: Bind = literal): string {
-		return params === undefined ? 'NULL::bytea'
-			: `${this.fn('fingerprint')}(${bind(params instanceof RawJson ? params.text : toJson(params, invalid))}::text::jsonb)`;
+		return params === undefined ? 'NULL::pg_catalog.bytea'
+			: `${this.fn('fingerprint')}(${bind(params instanceof RawJson ? params.text : toJson(params, invalid))}::pg_catalog.text::pg_catalog.jsonb)`;
 	}
 	/** @internal */ claimSql(request: Request, state: State, bind: Bind = literal): string {
-		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
-			+ `${this.key(request, bind)}, ${bind(request.scope ?? '')}::text, ${this.fingerprint(request.params, bind)}, ${this.wait(request.wait, state, bind)})`;
+		return `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::pg_catalog.text FROM ${this.fn('try_claim')}(`
+			+ `${this.key(request, bind)}, ${bind(request.scope ?? '')}::pg_catalog.text, ${this.fingerprint(request.params, bind)}, ${this.wait(request.wait, state, bind)})`;
 	}
 	/** @internal Undefined: claimed, so do the work. Throws what is neither claimed nor completed. */
 	replay(answer: any, state: State): { value: unknown } | undefined {
@@ -266,31 +268,28 @@ export class Idem<P extends Pool = Pool> {
 	}
 	/** @internal A transaction like that of once, without a claim. It is not repeated when the COMMIT is lost. */
 	unprotected<T>(options: { attempts?: number }, handler: (tx: any) => Promise<T>): Promise<T> {
-		const state = this.state();
+		const state = newState();
 		return this.repeat(options, state, () => this.transaction(state, "SELECT '{}'", async (connection) =>
-			({ value: await handler(connection.tx), commit: 'SELECT 1' })).catch((error) => {
-			throw error instanceof Again && state.unknown ? error.error : error;
-		}));
+			({ value: await handler(connection.tx), commit: 'SELECT 1' })).catch((error) => { throw error instanceof Again && state.unknown ? error.error : error; }));
 	}
-	/** @internal */ query(sql: string): Promise<string | null> {
-		return this.driver.query(sql).catch((error) => { throw translate(error, this.schema); });
+	/** @internal */ query(sql: string, rights?: string): Promise<string | null> {
+		return this.driver.query(sql).catch((error) => { throw translate(error, this.schema, rights); });
 	}
-	/** @internal */ state(): State { return { attempt: 0, lost: false, unknown: false, waited: 0, replayed: false }; }
 
 	/**
 	 * @internal One transaction: `begin` with BEGIN in one round trip, the work, and what it returns to commit with COMMIT in
 	 * one round trip. Without `commit` it is rolled back. Throws Again where another attempt may help.
 	 */
-	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string; values?: string[]; value: R; error?: Error }>,
+	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string | undefined; values?: string[]; value: R }>,
 		isolation?: string, values?: string[]): Promise<R> {
 		const before = performance.now();
-		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) ? new Again(error) : error; });
+		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) || state.unknown ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
 			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`, values);
-			state.waited = performance.now() - before;
+			state.waited = (performance.now() - before) / 1000;
 			stage = 'work';
-			const { commit, values: settled, value, error } = await work(connection, JSON.parse(text as string));
+			const { commit, values: settled, value } = await work(connection, JSON.parse(text as string));
 			if (commit === undefined) {
 				connection.release(await failed(connection.run('ROLLBACK')));
 			} else {
@@ -298,34 +297,32 @@ export class Idem<P extends Pool = Pool> {
 				await connection.run(`${commit}; COMMIT`, settled);
 				connection.release(false);
 			}
-			if (error) throw new Done(error);
 			return value;
 		} catch (error) {
-			if (error instanceof Done) throw error.error;
 			// An error that looks like a lost connection may be the handler's own: only a ROLLBACK that fails tells.
 			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
 			connection.release(broken);
 			if (error instanceof Again) throw error;
-			if (broken && looksLost(error)) {
+			if ((broken || stage === 'commit') && looksLost(error)) {		// at COMMIT also a timeout of the driver, after which the server goes on
 				state.lost = true;
 				if (stage === 'commit') state.unknown = true;
 				throw new Again(error);
 			}
-			if (isConflict(error)) throw new Again(error);
+			if (isConflict(error) || (stage === 'begin' && state.unknown)) throw new Again(error);
 			throw stage === 'work' ? error : stage === 'commit' ? this.#commitError(error) : translate(error, this.schema);
 		}
 	}
 
 	#commitError(error: unknown): unknown {
 		const code = codeOf(error);
-		if (code === '25P02') return new SwallowedError('a statement of the handler failed, and the handler caught its error: nothing was committed.'
+		if (code === '25P02') return new HandlerSwallowedError('a statement of the handler failed, and the handler caught its error: nothing was committed.'
 			+ ' Let errors leave the handler, or roll back to a savepoint', { cause: error });
 		if (code === 'ID410') return new HandlerEndedTransaction('the transaction does not hold the request any more: the handler has committed or'
 			+ ' rolled back. What it committed stays, and the request then counts as executed', { cause: error });
 		return translate(error, this.schema);
 	}
 	/** @internal */ attempts<R>(operation: OutcomeEvent['operation'], request: Request, attempt: (state: State) => Promise<R>): Promise<R> {
-		return this.#observe(operation, request, this.state(), (state) => this.repeat(request, state, attempt));
+		return this.#observe(operation, request, newState(), (state) => this.repeat(request, state, attempt));
 	}
 	/** @internal */ async repeat<R>(options: { attempts?: number; signal?: AbortSignal }, state: State, attempt: (state: State) => Promise<R>): Promise<R> {
 		const max = options.attempts ?? 5;
@@ -345,23 +342,23 @@ export class Idem<P extends Pool = Pool> {
 	}
 
 	async #observe<R>(operation: OutcomeEvent['operation'], request: Key, state: State, run: (state: State) => Promise<R>): Promise<R> {
-		let outcome = 'error';
+		let outcome = 'error', thrown: unknown;
 		try {
+			only(operation, request);
 			const result = await run(state);
 			outcome = state.replayed ? 'completed' : 'claimed';
 			return result;
 		} catch (error) {
+			thrown = error;
 			if (error instanceof IdemError) outcome = error.outcome;
 			throw error;
 		} finally {
 			try {
-				this.#onOutcome?.({ operation, scope: request.scope ?? '', outcome, replayed: state.replayed, waited: state.waited, attempts: state.attempt || 1 });
+				this.#onOutcome?.({ operation, scope: request.scope ?? '', outcome, replayed: state.replayed, waited: state.waited, attempts: state.attempt || 1, error: thrown });
 			} catch (error) { process.emitWarning(`idem: onOutcome failed: ${String(error)}`); }
 		}
 	}
 }
 
-// The transaction has committed, and ends in this error all the same: the handler has refused.
-class Done extends Error { constructor(readonly error: Error) { super('done'); } }
 /** @internal JSON that is a text already. */
 export class RawJson { constructor(readonly text: string) {} }

@@ -5,6 +5,6 @@ export type { Pool, Tx } from './driver';
 export { reply } from './http';
 export type { HttpHandler, HttpOptions, HttpRequest, Reply } from './http';
 export {
-	CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale,
-	SwallowedError, TimedOut, TooLarge, Unknown,
+	CommitUnknown, Failed, HandlerEndedTransaction, HandlerSwallowedError, IdemError, InProgress, Invalid, LeaseLost, Mismatch, NoRights, NotInstalled, Refused, Stale,
+	TimedOut, TooLarge, Unknown,
 } from './errors';

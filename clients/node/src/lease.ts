@@ -1,6 +1,6 @@
 import { atMost, literal, type Pool, type Tx } from './driver';
 import { CommitUnknown, Failed, HandlerEndedTransaction, LeaseLost, Refused, TimedOut, codeOf, isConflict, looksLost, translate } from './errors';
-import { Again, pause, type Idem, type Request, type State } from './idem';
+import { Again, newState, pause, type Idem, type Request, type Result, type State } from './idem';
 import { toJson } from './json';
 
 /** A request whose work is not one transaction. */
@@ -12,29 +12,25 @@ export interface LeaseRequest extends Omit<Request, 'isolation'> {
 }
 
 /** What a leased request ended with, now or earlier. */
-export interface LeaseResult<T> {
-	value: T;
-	replayed: boolean;
+export interface LeaseResult<T> extends Omit<Result<T>, 'expiresAt'> {
 	/** What the former holder had recorded; null if there was none. */
 	previous: unknown;
 }
 /** @internal */ export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
 	return idem.attempts('lease', request, async (state) => {
 		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
-		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::jsonb`;
-		const answer = await known(idem, state, `SELECT json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::text, `
-			+ `'ms', extract(epoch FROM ${literal(interval)}::interval) * 1000, 'xid', pg_current_xact_id()::text)::text `
+		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::pg_catalog.jsonb`;
+		const answer = await known(idem, state, `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::pg_catalog.text, `
+			+ `'seconds', extract(epoch FROM ${literal(interval)}::interval), 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text `
 			+ `FROM ${idem.fn('lease')}(${idem.key(request)}, ${literal(interval)}::interval, ${literal(request.scope ?? '')}, ${idem.fingerprint(request.params)}, `
 			+ `${idem.wait(request.wait, state)}, ${progress})`,
 			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
 		const stored = idem.replay(answer, state);
 		if (stored) return { value: stored.value as T, replayed: true, previous: null };
-		const lease = new Lease<P>(idem, request, interval, answer);
-		try {
-			return { value: await lease.run(work), replayed: false, previous: lease.previous };
-		} catch (error) {
+		const lease = new Lease<P>(idem, Object.assign({}, request, { signal: undefined }), interval, answer);
+		return lease.run(work).then((value) => ({ value, replayed: false, previous: lease.previous }), (error) => {
 			throw error instanceof Again ? error.error : error;		// the work has begun: another attempt would run it again
-		}
+		});
 	});
 }
 
@@ -42,9 +38,9 @@ export interface LeaseResult<T> {
 async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: any }, begin: string,
 	work: (tx: Tx<P>, answer: any) => Promise<string | undefined>): Promise<any> {
 	if (state.pending) {
-		const status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`).catch((error) => {
+		const status = await idem.driver.query(`SELECT pg_catalog.pg_xact_status(${literal(state.pending.xid)}::pg_catalog.xid8)`).catch((error) => {
 			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
-			throw looksLost(error) ? new Again(error) : error;
+			throw new Again(error);
 		});
 		if (status === 'committed') return state.pending;
 		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
@@ -53,17 +49,13 @@ async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: a
 	}
 	let last: any;
 	const before = performance.now();
-	try {
-		return await idem.transaction(state, begin, async (connection, answer) => {
-			last = answer;
-			answer.before = before;
-			const commit = await work(connection.tx, answer);
-			return commit === undefined ? { value: answer } : { commit, value: answer };
-		});
-	} catch (error) {
+	return idem.transaction(state, begin, async (connection, answer) => {
+		last = Object.assign(answer, { before });
+		return { commit: await work(connection.tx, answer), value: answer };
+	}).catch((error) => {
 		if (state.unknown && error instanceof Again) state.pending = last;
 		throw error;
-	}
+	});
 }
 
 /** A request that this process holds. It is renewed by itself until it is settled or `work` ends. */
@@ -85,7 +77,7 @@ export class Lease<P extends Pool = Pool> {
 	#over: { value: unknown } | undefined;
 	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, answer: any) {
 		[this.#idem, this.#request, this.#interval, this.#ms, this.#token, this.previous]
-			= [idem, request, interval, Number(answer.ms), answer.token, answer.progress ?? null];
+			= [idem, request, interval, answer.seconds * 1000, answer.token, answer.progress ?? null];
 		// From before the call that set it: the answer may have been under way for long.
 		this.#ends = answer.before + this.#ms;
 	}
@@ -105,7 +97,7 @@ export class Lease<P extends Pool = Pool> {
 		const text = toJson(progress);
 		this.#alive();
 		if (this.#fenced) this.#recorded = text;
-		else await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew(text));
+		else await this.#idem.repeat(this.#request, newState(), () => this.#renew(text));
 	}
 
 	/**
@@ -122,36 +114,27 @@ export class Lease<P extends Pool = Pool> {
 	}
 
 	/** Ends the request: its value is stored in one transaction with what `work` writes. Returns the value as a replay does. */
-	async settle<T>(value: T, work?: (tx: Tx<P>) => unknown): Promise<T> {
-		const text = toJson(value);
-		await this.#settle('complete', text, work);
-		return JSON.parse(text) as T;
-	}
+	settle<T>(value: T, work?: (tx: Tx<P>) => unknown): Promise<T> { return this.#settle('complete', value, work); }
 
 	/** Nothing was done, or all of it was undone: gives the request up, so that the next one may begin anew. */
 	async nothingHappened(): Promise<void> {
 		this.#alive();
 		if (this.#fenced) throw new Error('this lease is in a transaction, which holds the request: end it first');
-		await this.#idem.repeat(this.#request, this.#idem.state(), () =>
-			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
+		await this.#idem.repeat(this.#request, newState(), () =>
+			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::pg_catalog.text`));
 		this.#finish(undefined);
 	}
 	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
 		try {
 			// The claim may have waited for most of the lease that it set.
-			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, this.#idem.state(), () => this.#renew());
+			if (performance.now() > this.#ends - this.#ms * 2 / 3) await this.#idem.repeat(this.#request, newState(), () => this.#renew());
 			this.#schedule();
-			let value: T;
-			try {
-				value = await work(this);
-			} catch (error) {
-				if (!(error instanceof Refused) || this.#over) throw error;
-				const text = toJson(error.value);
-				await this.#settle('fail', text);
-				throw new Failed('the request is refused', JSON.parse(text), false);
-			}
+			const value = await work(this);
 			if (this.#over) return this.#over.value === undefined ? value : this.#over.value as T;
 			return await this.settle(value ?? null) as T;
+		} catch (error) {
+			if (!(error instanceof Refused) || this.#over) throw error;
+			throw new Failed('the request is refused', await this.#settle('fail', error.value), false);
 		} finally {
 			this.#finish(undefined);
 			// Or it would renew the lease that is left. But who was told to stop is not to be kept.
@@ -159,13 +142,14 @@ export class Lease<P extends Pool = Pool> {
 		}
 	}
 
-	async #settle(how: 'complete' | 'fail', text: string, work?: (tx: Tx<P>) => unknown): Promise<void> {
-		const [user, id] = this.#idem.ids(this.#request);
+	async #settle(how: 'complete' | 'fail', settled: unknown, work?: (tx: Tx<P>) => unknown): Promise<any> {
+		const text = toJson(settled), value = JSON.parse(text);
 		await this.#fence(async (tx) => {
 			await work?.(tx);
-			return `${this.#idem.fn(how)}(${user}, ${id}, ${literal(text)}::jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::text`;
+			return `${this.#idem.fn(how)}(${this.#idem.key(this.#request)}, ${literal(text)}::pg_catalog.jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::pg_catalog.text`;
 		});
-		this.#finish({ value: JSON.parse(text) });
+		this.#finish({ value });
+		return value;
 	}
 
 	async #fence(work: (tx: Tx<P>) => Promise<string>): Promise<void> {
@@ -173,25 +157,22 @@ export class Lease<P extends Pool = Pool> {
 		if (this.#fenced) throw new Error('this lease is in a transaction already: one at a time, and not one in another');
 		// The heartbeat would wait for the fence, and nobody can take a request over that is fenced.
 		this.#fenced = true;
-		clearTimeout(this.#beat);
-		clearTimeout(this.#end);
+		this.#schedule();
 		let before = 0;
-		const state = this.#idem.state();
+		const state = newState();
 		try {
 			await this.#quiet();
 			await this.#idem.repeat(this.#request, state, () => {
 				this.#recorded = undefined;
-				return known(this.#idem, state, `SELECT json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::text, 'xid', pg_current_xact_id()::text)::text`,
+				return known(this.#idem, state, `SELECT pg_catalog.json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::pg_catalog.text, 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text`,
 					async (tx, { xid }) => {
 						const settle = await work(tx);
 						before = performance.now();
 						// The token is good outside of the fence too: so see that this is still the transaction that has it.
-						return `SELECT CASE WHEN pg_current_xact_id() = ${literal(xid)}::xid8 THEN ${settle} `
-							+ `ELSE (pg_current_xact_id()::text || ' is not the transaction of the fence')::int::text END`;
-					}).catch((error) => {
-						if (error instanceof TimedOut) throw new Again(error);		// a session of ours that was lost may have the fence
-						throw error;
-					});
+						return `SELECT CASE WHEN pg_catalog.pg_current_xact_id() OPERATOR(pg_catalog.=) ${literal(xid)}::pg_catalog.xid8 THEN ${settle} `
+							+ `ELSE pg_catalog.concat(pg_catalog.pg_current_xact_id(), ' is not the transaction of the fence')::int::pg_catalog.text END`;
+					// A session of ours that was lost may have the fence.
+					}).catch((error) => { throw error instanceof TimedOut ? new Again(error) : error; });
 			});
 			this.#ends = before + this.#ms;
 		} catch (error) {
@@ -208,7 +189,7 @@ export class Lease<P extends Pool = Pool> {
 	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
 	#extend(progress?: string): string {
 		return `${this.#idem.fn('extend')}(${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#interval)}::interval, `
-			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::jsonb`}, ${literal(this.#request.scope ?? '')})::text`;
+			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::pg_catalog.jsonb`}, ${literal(this.#request.scope ?? '')})::pg_catalog.text`;
 	}
 	async #call(sql: string): Promise<void> {
 		await this.#idem.driver.query(sql).catch((error) => {
@@ -260,7 +241,6 @@ export class Lease<P extends Pool = Pool> {
 	}
 	#finish(over: { value: unknown } | undefined): void {
 		this.#over ??= over ?? { value: undefined };
-		clearTimeout(this.#beat);
-		clearTimeout(this.#end);
+		this.#schedule();
 	}
 }

@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
+import http from 'node:http';
 import net from 'node:net';
 import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
-import { Idem, Invalid, reply } from 'idem-pg';
+import express from 'express';
+import Fastify from 'fastify';
+import { HandlerEndedTransaction, Idem, Invalid, Mismatch, Refused, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -119,18 +122,164 @@ for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], [
 	});
 });
 
+test('what cannot be sent is not stored', async () => {
+	const d = drivers.pg();
+	for (const [made, error] of [[reply(201, {}, { Location: '/\u4e2d' }), TypeError], [reply(201, {}, { Location: '/\r\nX: 1' }), TypeError], [{ ...reply(200), status: 99 }, TypeError], [{ ...reply(200), status: 600 }, TypeError]]) {
+		const id = newId();
+		const call = d.idem.http({ user: () => 'anna', scope: 'sent' }, async (tx) => { await d.insert(tx, id, 1); return made; });
+		await assert.rejects(call(new Request('http://x/pay', { method: 'POST', headers: { 'Idempotency-Key': id } })), error);
+		assert.deepEqual([await paid(id), await d.idem.status({ user: 'anna', id, scope: 'sent' })], [0, null]);
+	}
+	await d.end();
+});
+
+test('cookies of Fastify, a key that the scope refuses, a body that is too large, an error of another request', async () => {
+	const d = drivers.pg();
+	const options = { user: () => 'anna', scope: 'more' };
+	const send = (handler, more = {}) => d.idem.http({ ...options, ...more }, handler)(new Request('http://x/pay', { method: 'POST', body: 'x'.repeat(20), headers: { 'Idempotency-Key': newId() } }));
+	const fastify = (await import('fastify')).default();
+	fastify.post('/', d.idem.http(options, () => reply(200, 'a', { 'Set-Cookie': ['a=1', 'b=2'] })));
+	assert.deepEqual((await fastify.inject({ method: 'POST', url: '/', headers: { 'Idempotency-Key': newId() } })).headers['set-cookie'], ['a=1', 'b=2']);
+	await fastify.close();
+	await admin.query(`INSERT INTO ${schema}.idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 day', 'uuidv7') ON CONFLICT DO NOTHING`);
+	const refused = await send(() => reply(200), { scope: 'timed' });
+	assert.deepEqual([refused.status, (await refused.json()).type], [400, 'urn:idem:key-invalid']);
+	assert.equal((await send(() => reply(200), { limit: 10 })).status, 413);
+	const other = { user: 'anna', id: newId(), scope: 'other' };
+	await d.idem.once({ ...other, params: 1 }, () => 1);
+	await assert.rejects(send(async () => reply(200, await d.idem.once({ ...other, params: 2 }, () => 1))), Mismatch);
+	await d.end();
+});
+
 test('nobody as the user, encode and decode, another fingerprint', async () => {
 	const d = drivers.pg();
 	const call = (options, key = newId(), body = '{"a":1}') => d.idem.http(options, () => reply(200, { secret: 'ü' }))(
 		new Request('http://x/pay', { method: 'POST', body, headers: { 'Idempotency-Key': key, 'Content-Type': 'application/json' } }));
-	await assert.rejects(call({ user: () => '' }), Invalid);
+	for (const nobody of ['', NaN, 2 ** 53]) await assert.rejects(call({ user: () => nobody }), Invalid);
 	const key = newId();
 	const options = { user: () => 'anna', scope: 'enc', encode: (v) => Buffer.from(JSON.stringify(v)).toString('base64'), decode: (v) => JSON.parse(Buffer.from(v, 'base64')),
 		fingerprint: () => null };
 	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
 	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
+	const refused = newId();
+	await d.idem.http(options, () => { throw new Refused({ secret: 1 }); })(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': refused } }));
+	assert.equal((await d.idem.lookup({ user: 'anna', id: refused, scope: 'enc' })).result, Buffer.from('{"secret":1}').toString('base64'));
 	await d.end();
-	const dead = new Idem(new (await import('pg')).default.Pool({ host: '127.0.0.1', port: 1 }));
+	const { Pool } = (await import('pg')).default, events = [];
+	const dead = new Idem(new Pool({ host: '127.0.0.1', port: 1 }), { onOutcome: (event) => events.push(event) });
 	const away = await dead.http({ user: () => 'anna', attempts: 2 }, () => reply(200))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } }));
 	assert.deepEqual([away.status, (await away.json()).type, away.headers.get('retry-after')], [503, 'urn:idem:unavailable', '1']);
+	assert.deepEqual([events[0].outcome, events[0].attempts, events[0].error.code], ['error', 2, 'ECONNREFUSED']);
+	const closed = new Pool();
+	await closed.end();
+	const ended = new Idem(closed, { onOutcome: (event) => events.push(event) }).http({ user: () => 'anna' }, () => reply(200));
+	await assert.rejects(ended(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } })), (e) => /after calling end/.test(e.message));
+	assert.match(events[1].error.message, /after calling end/);
+});
+
+test('what reply() refuses', () => {
+	for (const status of [NaN, 99, 199, 600, 200.5, '201', undefined]) assert.throws(() => reply(status, {}), (e) => e instanceof TypeError && e.message.includes(`the status is ${status}`));
+	for (const body of [{ n: 1 }, [1], null]) assert.throws(() => reply(body), /the status is missing: .* 200 to 599/);
+	for (const [body, where] of [[{ a: [1, { n: NaN }] }, 'value.a[1].n is NaN'], [-Infinity, 'value is -Infinity'], [{ n: 1n }, 'value.n is a BigInt'], [{ m: new Map([[1, 2]]) }, 'value.m is a Map']])
+		assert.throws(() => reply(200, body), (e) => e instanceof TypeError && e.message.includes(where), where);
+	class Payment { amount = 1; at = new Date(0); }
+	assert.equal(reply(200, { row: new Payment(), text: '\0', nothing: undefined }).body.toString(), '{"row":{"amount":1,"at":"1970-01-01T00:00:00.000Z"},"text":"\\u0000"}');
+});
+
+test('a handler that answers by itself, or that has committed', async () => {
+	const d = drivers.pg();
+	const key = newId(), user = () => 'anna';
+	const insert = (tx) => d.insert(tx, key, 1);
+	const app = express(), fastify = Fastify(), errors = [];
+	const answers = { json: (res) => res.status(201).json({ ok: 1 }), end: (res) => res.end('ok'), writeHead: (res) => res.writeHead(201), write: (res) => res.write('ok') };
+	for (const [name, by] of Object.entries(answers)) app.post(`/${name}`, d.idem.http({ user, scope: name }, async (tx, r) => { await insert(tx); by(r.native.res); }));
+	app.post('/caught', d.idem.http({ user, scope: 'caught' }, async (tx, r) => { try { r.native.res.json({ long: 'x'.repeat(100) }); } catch { /* and goes on */ } return reply(200, 'short'); }));
+	app.post('/committed', d.idem.http({ user, scope: 'committed' }, async (tx) => { await insert(tx); await tx.query('COMMIT'); return reply(201); }));
+	let begin, late = true;
+	const begun = new Promise((resolve) => { begin = resolve; });
+	app.post('/timeout', (req, res, next) => { if (late) begun.then(() => res.status(503).send('late')); late = false; next(); }, d.idem.http({ user, scope: 'timeout', wait: 5 }, async (tx, r) => {
+		const finished = once(r.native.res, 'finish');
+		begin();
+		await finished;
+		return reply(201);
+	}));
+	app.use((error, req, res, next) => { errors.push(error); if (!res.headersSent) res.status(500).json({ error: error.message }); });
+	fastify.post('/fastify', (request, r) => d.idem.http({ user, scope: 'fastify' }, async (tx) => { await insert(tx); r.code(201).send({ ok: 1 }); })(request, r));
+	const server = app.listen(0, '127.0.0.1');
+	await once(server, 'listening');
+	const post = async (base, path) => { const r = await fetch(base + path, { method: 'POST', headers: { 'Idempotency-Key': key } }); return [r.status, await r.text(), r.headers]; };
+	try {
+		const base = `http://127.0.0.1:${server.address().port}`, other = await fastify.listen({ port: 0, host: '127.0.0.1' });
+		for (const path of [...Object.keys(answers), 'fastify']) {
+			const [status, text] = await post(path === 'fastify' ? other : base, `/${path}`);
+			assert.equal(status, 500, path);
+			assert.match(text, /would answer before COMMIT: return reply/, path);
+			assert.equal(await d.idem.status({ user: 'anna', id: key, scope: path }), null, path);
+		}
+		assert.deepEqual((await post(base, '/caught')).slice(0, 2), [200, 'short']);
+		assert.deepEqual((await post(base, '/timeout')).slice(0, 2), [503, 'late']);
+		assert.deepEqual((await post(base, '/timeout')).slice(0, 2), [201, '']);
+		assert.equal(await paid(key), 0);
+		const [status] = await post(base, '/committed');
+		assert.ok(status === 500 && errors.at(-1) instanceof HandlerEndedTransaction);
+		const [again, text, headers] = await post(base, '/committed');
+		assert.deepEqual([again, headers.get('content-type'), headers.get('idempotent-replayed')], [500, 'application/problem+json', 'true']);
+		const title = 'This request was executed, but its answer was not stored';
+		assert.deepEqual(JSON.parse(text), { type: 'urn:idem:answer-lost', title, status: 500, detail: title });
+		assert.equal(await paid(key), 1);
+		await d.idem.once({ user: 'anna', id: key, scope: 'other' }, () => ({ paid: 1 }));
+		const stored = await d.idem.http({ user, scope: 'other', fingerprint: () => null }, () => reply(201))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': key } }));
+		assert.deepEqual([stored.status, await stored.json()], [200, { paid: 1 }]);
+	} finally {
+		server.close();
+		await Promise.all([fastify.close(), d.end()]);
+	}
+});
+
+test('node:http: half of a body, JSON that jsonb refuses, and a header that cannot be sent do not end the process', async () => {
+	const d = drivers.pg();
+	const server = http.createServer(d.idem.http({ user: () => 'anna', scope: 'node' }, async (tx, request) => {
+		await d.insert(tx, request.headers['idempotency-key'], 1);
+		return reply(201, {}, request.json?.to === undefined ? {} : { Location: request.json.to });
+	})).listen(0, '127.0.0.1');
+	await once(server, 'listening');
+	const { port } = server.address();
+	const half = net.connect(port, '127.0.0.1');
+	half.end('POST / HTTP/1.1\r\nHost: x\r\nIdempotency-Key: half\r\nContent-Length: 9\r\n\r\nabc');
+	await once(half.resume(), 'close');
+	const post = async (key, body) => (await fetch(`http://127.0.0.1:${port}/`, { method: 'POST', body, headers: { 'Idempotency-Key': key, 'Content-Type': 'application/json' } })).status;
+	for (const [body, status, rows] of [['{"a":"\\u0000","a":1}', 201, 1], [`${'['.repeat(20000)}${']'.repeat(20000)}`, 201, 1], ['{"to":"/a\\r\\nSet-Cookie: x"}', 500, 0], ['{"to":"/한"}', 500, 0]]) {
+		const key = newId();
+		assert.deepEqual([await post(key, body), await post(key, body), await paid(key)], [status, status, rows], body.slice(0, 50));
+	}
+	server.closeAllConnections();
+	server.close();
+	await d.end();
+});
+
+test('a body that was read already, and one that is too large', async () => {
+	const handler = (options) => drivers.pg().idem.http({ user: () => 'anna', ...options }, () => { throw new Error('not to be called'); });
+	for (const [type, body] of [['text/plain', undefined], ['multipart/form-data; boundary=x', { a: '1' }]]) {
+		const errors = [];
+		await handler()({ readableDidRead: true, method: 'POST', url: '/', headers: { 'idempotency-key': 'k', 'content-type': type }, body }, {}, (error) => errors.push(error.message));
+		assert.match(errors[0], /was read before idem.http/);
+	}
+	const large = () => new Request('http://x/', { method: 'POST', body: 'x'.repeat(11), headers: { 'Idempotency-Key': 'k' } });
+	for (const first of [large(), { req: { raw: large() } }]) assert.equal((await handler({ limit: 10 })(first)).status, 413);
+});
+
+test('the time for a fingerprint does not depend on what is sent', async () => {
+	const idem = new Idem({ connect: async () => { throw new Error('enough'); }, query() {}, on() {}, totalCount: 0 });
+	const handler = idem.http({ user: () => 'anna' }, () => reply(200));
+	const cost = async (body) => {
+		const costs = [];
+		for (let n = 0; n < 3; n++) {
+			const before = process.cpuUsage();
+			await assert.rejects(handler(new Request('http://x/', { method: 'POST', body, headers: { 'Idempotency-Key': 'k', 'Content-Type': 'application/json' } })), /enough/);
+			costs.push(process.cpuUsage(before).user);
+		}
+		return Math.min(...costs);
+	};
+	const text = await cost(`"${'x'.repeat(2e6)}"`), digits = await cost(`[${`${'1'.repeat(499)},`.repeat(4000)}1]`);
+	assert.ok(digits < 25 * text, `${digits} of ${text} µs`);
 });

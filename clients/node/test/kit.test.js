@@ -44,6 +44,9 @@ describe('idem-pg/test, on PGlite', () => {
 		assert.equal(await rows('a'), 1);
 		let n = 0;
 		await assert.rejects(t.executedOnce(() => pay(`b${n++}`)), /more than once|by each call/);
+		await assert.rejects(t.executedOnce(() => pay('a')), /executed before/);
+		assert.deepEqual(await t.executedOnce(() => t.db.transaction((tx) => t.idem.within(tx, { user: 'anna', id: 'c' }, () => 1))), 1);
+		assert.equal((await t.idem.once({ user: 'anna', id: 'd' }, () => 1)).replayed, false);		// no fault is left
 	});
 });
 
@@ -70,6 +73,12 @@ describe('within', () => {
 		const other = newId();
 		await transaction(async (tx) => {
 			await assert.rejects(d.idem.within(tx, request(other), async () => { await insert(tx, other, 1); throw new Error('bug'); }), /bug/);
+			await assert.rejects(d.idem.within(tx, request(other), async () => {
+				await insert(tx, other, 1);
+				await d.idem.within(tx, request(newId()), () => 1);
+				await assert.rejects(d.idem.within(tx, request(newId()), () => { throw new Error('inner'); }), /inner/);
+				throw new Error('outer');
+			}), /outer/);
 		});		// and commits
 		assert.deepEqual([await paid(other), await d.idem.status(request(other))], [0, null]);
 	});
@@ -84,8 +93,19 @@ describe('install, check, sql', () => {
 		await admin.query(`CREATE ROLE ${role} LOGIN`);
 		const before = process.env.PGDATABASE;
 		process.env.PGDATABASE = database;
-		assert.match(cli('check', '--schema', 'My schema').join(), /^1,.*mend: idem is not in the schema/s);
+		const line = new RegExp(`^database +${database} at ([0-9a-f.:]+|a local socket), port ${process.env.PGPORT ?? 5432}\n`);
+		const [exit, missing] = cli('check', '--schema', 'My schema');
+		assert.equal(exit, 1);
+		assert.match(missing, line);
+		assert.match(missing, /mend: idem is not in the schema/);
+		const [refused, why] = cli('install', '--url', `postgres://${role}@/${database}?host=${process.env.PGHOST ?? '127.0.0.1'}&port=${process.env.PGPORT ?? 5432}`);
+		assert.equal(refused, 2);
+		assert.match(why, /run it as the owner of the database, or as a role with CREATE on it;.*permission denied for database/);
 		assert.match(cli('install', '--schema', 'My schema').join(), /^0,idem 1\.0\.0/);
+		const [fresh, told] = cli('check', '--schema', 'My schema');
+		assert.equal(fresh, 0, told);
+		assert.match(told, line);
+		assert.match(told, /^note: Nobody removes expired requests yet: run CALL "My schema"\.idem_cleanup_all\(\) from a timer, as the owner of idem or an operator\./m);
 		const shop = new (await import('pg')).default.Pool({ user: role, database });
 		await assert.rejects(new Idem(shop, { schema: 'My schema' }).once({ user: 'a', id: '1' }, () => 1), (e) => e instanceof NoRights && /--grant/.test(e.message));
 		assert.equal((await check(shop, { schema: 'My schema' })).rights, false);
@@ -94,6 +114,12 @@ describe('install, check, sql', () => {
 		const found = await check(shop, { schema: 'My schema' });
 		assert.deepEqual([found.rights, found.edition, found.role], [true, 'portable', role]);
 		await shop.end();
+		const owner = new (await import('pg')).default.Pool({ database });
+		await owner.query(`UPDATE "My schema".idem_claims SET expires_at = now() - interval '2 days'`);
+		assert.match(cli('check', '--schema', 'My schema').join(), /^1,.*\nmend: Requests that expired more than a day ago are still there: run CALL "My schema"\.idem_cleanup_all/s);
+		await owner.query(/CALL \S+ \S+\(\)/.exec(told)[0]);
+		assert.match(cli('check', '--schema', 'My schema').join(), /^0,.*\ncleaning +sessions/s);
+		await owner.end();
 		assert.match(cli('sql')[1], /CREATE SCHEMA IF NOT EXISTS "idem"/);
 		assert.equal(cli('nonsense')[0], 2);
 		assert.equal(cli('check', '--url', 'postgres://127.0.0.1:1/x')[0], 2);

@@ -46,6 +46,13 @@ for (const driver of ['pg', 'postgres']) describe(driver, () => {
 		assert.deepEqual(await lease(id, (l) => l.previous), { value: { at: 3 }, replayed: false, previous: { at: 3 } });
 	});
 
+	test('a signal ends the attempts to claim, and not the work', async () => {
+		const id = newId(), gone = new AbortController();
+		const work = async (l) => { gone.abort(); await l.record({ charged: 1 }); await l.transaction((tx) => d.insert(tx, id, 1)); return 7; };
+		assert.equal((await lease(id, work, { signal: gone.signal })).value, 7);
+		assert.equal(await paid(id), 1);
+	});
+
 	test('a holder that was replaced writes nothing', async () => {
 		const id = newId();
 		const first = lease(id, async (l) => {

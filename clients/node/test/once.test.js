@@ -3,7 +3,7 @@ import { after, before, describe, test } from 'node:test';
 import * as idempg from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema, startProxy } from './server.js';
 
-const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, SwallowedError, CommitUnknown, NotInstalled, TooLarge } = idempg;
+const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, HandlerSwallowedError, CommitUnknown, NotInstalled, NoRights, TooLarge } = idempg;
 
 before(prepare);
 after(() => admin.end());
@@ -99,7 +99,8 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 
 	test('a swallowed error, a handler that commits, values that JSON cannot hold', async () => {
 		const id = newId();
-		await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); await sql(tx, 'SELECT 1/0').catch(() => {}); }), SwallowedError);
+		await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); await sql(tx, 'SELECT 1/0').catch(() => {}); }),
+			(e) => e instanceof HandlerSwallowedError && e.outcome === 'handler_swallowed_error' && e.name === 'HandlerSwallowedError');
 		for (const [value, what] of [[NaN, /value is NaN/], [{ a: [1, 2n] }, /value\.a\[1\] is a BigInt/], [{ d: new Date() }, /value\.d is a Date/], [[undefined], /value\[0\] is undefined/],
 			[new Map(), /a Map/], [{ x: Buffer.from('a') }, /value\.x is a Buffer/], [{ p: Promise.resolve() }, /a Promise/], ['\0', /NUL/], [{ s: '\ud800' }, /surrogate/]]) {
 			await assert.rejects(once(id, async (tx) => { await insert(tx, id, 1); return value; }), (e) => e instanceof TypeError && what.test(e.message), String(what));
@@ -107,17 +108,25 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		assert.equal(await paid(id), 0);
 		assert.deepEqual((await once(id, () => ({ a: undefined, b: 1 }))).value, { b: 1 });
 		assert.equal((await once(newId(), () => {})).value, null);
-		for (const text of ['COMMIT', 'ROLLBACK', 'COMMIT; BEGIN']) await assert.rejects(once(newId(), async (tx) => { await sql(tx, text); return 1; }), HandlerEndedTransaction, text);
-		await assert.rejects(once(newId(), () => 'x'.repeat(2_000_000)), TooLarge);
+		for (const text of ['COMMIT', 'ROLLBACK', 'COMMIT; BEGIN']) await assert.rejects(once(newId(), async (tx) => { await sql(tx, text); return 1; }),
+			(e) => e instanceof HandlerEndedTransaction && e.outcome === 'handler_ended_transaction', text);
+		await assert.rejects(once(newId(), () => 'x'.repeat(2_000_000)), (e) => e instanceof TooLarge && e.outcome === 'too_large'
+			&& e.message.includes(`raise result_max_bytes of the scope in "${schema}".idem_scopes`));
 	});
 
 	test('bad arguments', async () => {
-		for (const request of [{ user: '' }, { user: 'ü'.repeat(128) }, { user: 'a\0b' }, { user: undefined }, { params: { a: 'x\0' } }, { params: { a: 1n } }]) {
+		for (const request of [{ user: '' }, { user: 'ü'.repeat(128) }, { user: 'a\0b' }, { user: undefined }, { user: NaN }, { user: 2 ** 53 }, { params: { a: 'x\0' } }, { params: { a: 1n } }]) {
 			await assert.rejects(once(newId(), () => 1, request), (e) => e instanceof Invalid && e.status === 400, JSON.stringify(request.user));
 		}
 		await assert.rejects(once(newId(), () => 1, { wait: -1 }), Invalid);
 		await assert.rejects(new Idem(d.pool, { schema: 'nowhere' }).once({ user: 'a', id: '1' }, () => 1), (e) => e instanceof NotInstalled && /npx idem-pg install/.test(e.message));
 		assert.equal((await once(7, () => 1, { user: newId() })).value, 1);
+		for (const [name, call] of [['parms', (o) => once(newId(), () => 1, o)], ['progress', (o) => once(newId(), () => 1, o)],
+			['isolation', (o) => idem.lease({ user: 'a', id: newId(), ...o }, () => 1)], ['params', (o) => idem.call({ user: 'a', id: newId(), ...o }, 'pay(text, int)')],
+			['attempts', (o) => d.pool.begin ? d.pool.begin((tx) => idem.within(tx, { user: 'a', id: newId(), ...o }, () => 1)) : idem.within(d.pool, { user: 'a', id: newId(), ...o }, () => 1)],
+			['requird', async (o) => idem.http({ user: () => 'a', ...o }, () => 1)], ['skema', async (o) => new Idem(d.pool, o)]]) {
+			await assert.rejects(call({ [name]: 1 }), (e) => e instanceof Invalid && e.message.includes(`has no option "${name}"`), name);
+		}
 		await assert.rejects(once(newId(), () => 1, { signal: AbortSignal.abort(new Error('gone')) }), /gone/);
 	});
 
@@ -132,6 +141,9 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 			await assert.rejects(idem.call(refused, 'pay(text, int)', { reference: 'r', amount: 402 }), (e) => e instanceof Failed && e.replayed === replayed && e.stored.declined === true);
 		}
 		assert.equal(await paid(id), 1);
+		// The function meets another request, which has failed.
+		await admin.query(`CREATE OR REPLACE FUNCTION meet(id text) RETURNS boolean LANGUAGE sql AS $$ SELECT ${schema}.idem_claim('anna', id, 'call') $$`);
+		await assert.rejects(idem.call({ ...request, id: newId() }, 'meet(text)', { id: refused.id }), (e) => !(e instanceof Failed) && e.code === 'ID417');
 	});
 
 	test('a terminated connection, at each step', async () => {
@@ -191,6 +203,35 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		} finally { await p.end(); proxy.close(); }
 	});
 
+	test('COMMIT unanswered, and then no server that takes the claim', async () => {
+		await admin.query(`DO $$ BEGIN CREATE ROLE full_up LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; SELECT ${schema}.idem_grant('full_up', 'app')`);
+		const mend = () => admin.query('ALTER ROLE full_up CONNECTION LIMIT -1; ALTER ROLE full_up RESET ALL');
+		await mend();
+		// postgres.js connects again and again, without an end.
+		for (const fault of ['SET default_transaction_read_only = on', ...(driver === 'pg' ? ['CONNECTION LIMIT 0'] : [])]) {
+			const proxy = await startProxy();
+			const p = drivers[driver]({ host: '127.0.0.1', port: proxy.port, user: 'full_up', database: process.env.PGDATABASE ?? 'postgres', max: 1 });
+			try {
+				const id = newId();
+				proxy.onMessage = (text) => /commit/i.test(text) ? 'after' : null;
+				const request = { user: 'anna', id, scope: 'pay', attempts: 3 };
+				await assert.rejects(p.idem.once(request, async () => { await admin.query(`ALTER ROLE full_up ${fault}`); return 5; }), CommitUnknown, fault);
+				await mend();
+				assert.deepEqual((await once(id, () => 6)).value, 5);
+			} finally { await p.end(); proxy.close(); }
+		}
+	});
+
+	if (driver === 'pg') test('a timeout of the driver at COMMIT', async () => {
+		await admin.query(`CREATE TABLE IF NOT EXISTS slow (a text); DROP TRIGGER IF EXISTS slow ON slow;
+			CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END $$;
+			CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`);
+		const p = drivers.pg({ query_timeout: 1000 });
+		const { value, replayed } = await p.idem.once({ user: 'anna', id: newId() }, async (tx) => { await sql(tx, `INSERT INTO slow VALUES ('a')`); return 5; });
+		assert.deepEqual([value, replayed], [5, true]);
+		await p.end();
+	});
+
 	test('a pool of one', async () => {
 		const p = drivers[driver]({ max: 1 });
 		const id = newId();
@@ -221,9 +262,57 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		const id = newId();
 		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
 		await told.once({ user: 'anna', id, scope: 'pay' }, () => 1);
-		await told.once({ user: 'anna', id: newId() }, () => { throw new Error('bug'); }).catch(() => {});
-		assert.deepEqual(events.map((e) => [e.operation, e.scope, e.outcome, e.replayed, e.attempts]),
-			[['once', 'pay', 'claimed', false, 1], ['once', 'pay', 'completed', true, 1], ['once', '', 'error', false, 1]]);
-		assert.ok(events[0].waited > 0);
+		const bug = new Error('bug');
+		await told.once({ user: 'anna', id: newId() }, () => { throw bug; }).catch(() => {});
+		assert.deepEqual(events.map((e) => [e.operation, e.scope, e.outcome, e.replayed, e.attempts, e.error]),
+			[['once', 'pay', 'claimed', false, 1, undefined], ['once', 'pay', 'completed', true, 1, undefined], ['once', '', 'error', false, 1, bug]]);
+		let go;
+		const holds = new Promise((resolve) => { go = resolve; });
+		const other = newId();
+		let began;
+		const begun = new Promise((resolve) => { began = resolve; });
+		const first = once(other, async () => { began(); await holds; return 1; });
+		await begun;
+		await assert.rejects(told.once({ user: 'anna', id: other, scope: 'pay', wait: '300 ms' }, () => 2), TimedOut);
+		go();
+		await first;
+		assert.ok(events.at(-1).outcome === 'timed_out' && events.at(-1).error instanceof TimedOut && events.at(-1).waited > 0.25 && events.at(-1).waited < 5, `${events.at(-1).waited} seconds`);
 	});
+
+	test('what a role may not do says which rights it needs', async () => {
+		const role = `idem_none_${process.pid}`, request = { user: 'anna', id: newId() };
+		await admin.query(`CREATE ROLE ${role} LOGIN`);
+		const none = drivers[driver]({ ...options, user: role });
+		try {
+			for (const [rights, call] of [['app', () => none.idem.once(request, () => 1)], ['operator', () => none.idem.forget(request)], ['operator', () => none.idem.lapsed()]]) {
+				await assert.rejects(call(), (e) => e instanceof NoRights && e.outcome === 'no_rights' && e.message.includes(`idem_grant('ROLE', '${rights}')`)
+					&& e.message.includes('idem-pg install') === (rights === 'app'), rights);
+			}
+			await admin.query(`SELECT ${schema}.idem_grant('${role}', 'operator')`);
+			assert.equal(await none.idem.forget(request), false);
+		} finally {
+			await none.end();
+			await admin.query(`DROP OWNED BY ${role}`);
+			await admin.query(`DROP ROLE ${role}`);
+		}
+	});
+});
+
+test('what others have planted in the search_path or in pg_temp is not used', async () => {
+	const role = `idem_eve_${process.pid}`;
+	await admin.query(`CREATE SCHEMA ${role}; CREATE TABLE ${role}.ran ();
+		CREATE FUNCTION ${role}.json_build_object(text, anyenum, text, jsonb, text, timestamptz) RETURNS json LANGUAGE plpgsql AS $$
+			BEGIN INSERT INTO ${role}.ran DEFAULT VALUES; RETURN '{"outcome": "claimed"}'; END $$;
+		CREATE FUNCTION ${role}.spy(pg_catalog.jsonb) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN INSERT INTO ${role}.ran DEFAULT VALUES; RETURN true; END $$`);
+	const d = drivers.pg({ max: 1, options: `-c search_path=${role},public` });
+	try {
+		const id = newId();
+		await d.pool.query(`CREATE DOMAIN pg_temp.jsonb AS pg_catalog.jsonb CHECK (${role}.spy(value))`);
+		for (const replayed of [false, true]) assert.equal((await d.idem.once({ user: 'anna', id, params: 1 }, () => 1)).replayed, replayed);
+		assert.equal((await d.idem.lease({ user: 'anna', id: newId() }, (l) => l.settle(1))).value, 1);
+		assert.equal((await admin.query(`SELECT FROM ${role}.ran`)).rowCount, 0);
+	} finally {
+		await d.end();
+		await admin.query(`DROP SCHEMA ${role} CASCADE`);
+	}
 });

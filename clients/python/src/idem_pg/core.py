@@ -72,29 +72,29 @@ class Core:
         self.asynchronous, self.schema, self.on_outcome = asynchronous, schema, on_outcome
         self.driver = driver_of(source, asynchronous)
         s = '"' + schema.replace('"', '""') + '".idem_'
-        text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
-        wait, token = f"make_interval(secs => CAST({MARK} AS float8))", f"CAST({MARK} AS bigint)"
+        text, jsonb = f"CAST({MARK} AS pg_catalog.text)", f"CAST(CAST({MARK} AS pg_catalog.text) AS pg_catalog.jsonb)"
+        wait, token = f"pg_catalog.make_interval(secs => CAST({MARK} AS pg_catalog.float8))", f"CAST({MARK} AS bigint)"
         key = f"{text}, {text}, scope => {text}"
         claim = f"{key}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
-        self.CLAIM = f"SELECT CAST(outcome AS text), CAST(result AS text), expires_at FROM {s}try_claim({claim})"
+        self.CLAIM = f"SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
-        self.CALL = (f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
+        self.CALL = (f"SELECT CAST(r AS pg_catalog.text), CAST({s}outcome() AS pg_catalog.text) FROM {s}call({key}, function => {text},"
                      f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.RESULT = f"SELECT CAST({s}result({key}) AS text)"
-        self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
+        self.RESULT = f"SELECT CAST({s}result({key}) AS pg_catalog.text)"
+        self.STATUS = f"SELECT CAST({s}status({key}) AS pg_catalog.text)"
         self.FORGET = f"SELECT {s}forget({key})"
-        self.LOOKUP = ("SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
-                       f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})")  # fmt: skip
-        columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::text"
-        arrays = ", ".join(f"array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
+        self.LOOKUP = ("SELECT CAST(state AS pg_catalog.text), expires_at, lease_until, fingerprint, committed_at,"
+                       f" CAST(result AS pg_catalog.text), CAST(progress AS pg_catalog.text) FROM {s}lookup({key})")  # fmt: skip
+        columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::pg_catalog.text"
+        arrays = ", ".join(f"pg_catalog.array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
         self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
-        self.LEASE = ("SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
+        self.LEASE = ("SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at, CAST(progress AS pg_catalog.text), token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
-        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
-        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text)"
+        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS pg_catalog.text)"
+        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS pg_catalog.text)"
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
-        self.UNTIL = f"SELECT CAST(lease_until AS text) FROM {s}lookup({key})"
+        self.UNTIL = f"SELECT CAST(lease_until AS pg_catalog.text) FROM {s}lookup({key})"
 
     def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         """A statement of ours: its errors become this package's."""
