@@ -93,6 +93,36 @@ def test_refused(world):
     assert world.payments() == 1
 
 
+@pytest.mark.parametrize("ends, rows", [(["COMMIT"], 2), (["ROLLBACK"], 1), (["COMMIT", "BEGIN"], 1)])
+@pytest.mark.parametrize("how", ["settle", "transaction"])
+def test_work_ends_the_transaction_of_the_lease(world, how, ends, rows):
+    def end_itself(tx):
+        yield from pay(1)(tx)
+        for end in ends:
+            method = None if world.driver == "asyncpg" else getattr(tx, end.lower(), None)
+            yield method() if method else tx.execute(end)
+        yield from pay(2)(tx)
+
+    def work(held):
+        yield held.settle(1, world.handler(end_itself)) if how == "settle" else held.transaction(world.handler(end_itself))
+
+    with pytest.raises(idem_pg.HandlerEndedTransaction, match="with a lease as in progress"):
+        leased(world, work)
+    assert state(world)[0] == "in_progress" and world.payments() == rows
+
+
+def test_long_work_ends_the_transaction_of_the_lease(world):
+    def end_itself(tx):
+        yield tx.execute("ROLLBACK")
+        yield pause(world, 0.4)  # more than a third of the lease, which is renewed then
+
+    def work(held):
+        yield held.transaction(world.handler(end_itself))
+
+    with pytest.raises(idem_pg.HandlerEndedTransaction):
+        leased(world, work)
+
+
 def test_fenced_transaction_is_longer_than_the_lease(world):
     def long(tx):
         yield from pay()(tx)
@@ -114,7 +144,7 @@ def test_replaced_holder(world):
 
     def work(held):
         yield held.record("mine")
-        held._stop()  # its heartbeat is cut
+        held._over.set()  # its heartbeat is cut
         yield pause(world, 0.5)
         with pytest.raises(idem_pg.LeaseLost):
             held.check()
@@ -199,6 +229,14 @@ def test_within(world):
     assert world.payments() == 0
     world.go(connection.execute("COMMIT"))
     assert world.payments() == 2
+
+    def end_itself(tx):
+        yield tx.execute("ROLLBACK")
+
+    world.go(connection.execute("BEGIN"))
+    world.id += "2"
+    with pytest.raises(idem_pg.HandlerEndedTransaction):
+        within(end_itself)
     world.go(connection.close())
 
 

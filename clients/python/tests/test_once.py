@@ -125,6 +125,7 @@ def test_error_of_the_handler(world):
 
     with pytest.raises(ZeroDivisionError) as caught:
         world.once(steps)
+    assert (world.events[-1].outcome, world.events[-1].error) == ("error", bug)
     assert caught.value is bug and len(seen) == 1 and world.payments() == 0
     assert not world.once(pay()).replayed
 
@@ -163,7 +164,7 @@ def test_handler_ends_transaction(world, end):
         yield tx.execute(end)
         return 1
 
-    with pytest.raises(idem_pg.HandlerEndedTransaction):
+    with pytest.raises(idem_pg.HandlerEndedTransaction, match="counts as executed"):
         world.once(steps)
     assert not world.once(pay(), id=world.id + "2").replayed
 
@@ -248,9 +249,26 @@ def test_invalid(world, options):
 
 
 def test_too_large(world):
-    with pytest.raises(idem_pg.TooLarge):
+    with pytest.raises(idem_pg.TooLarge, match="raise result_max_bytes of the scope"):
         world.once(pay(value="x" * 2_000_000))
     assert world.payments() == 0
+
+
+def test_no_rights(world, monkeypatch):
+    world.observer.execute("CREATE ROLE idem_stranger LOGIN")
+    monkeypatch.setenv("PGUSER", "idem_stranger")
+    key = {"user": "anna", "id": world.id}
+    try:
+        idem = world.connect()
+        with pytest.raises(idem_pg.NoRights, match="idem_grant.*'app'"):
+            world.go(idem.status(**key))
+        world.observer.execute("SELECT idem.idem_grant('idem_stranger', 'app')")
+        assert world.go(idem.status(**key)) is None
+        for call in (lambda: idem.forget(**key), lambda: idem.lapsed()):
+            with pytest.raises(idem_pg.NoRights, match="idem_grant.*'operator'"):
+                world.go(call())
+    finally:
+        world.observer.execute("DROP OWNED BY idem_stranger; DROP ROLE idem_stranger")
 
 
 def test_in_flight(world):

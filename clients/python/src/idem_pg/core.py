@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from . import errors
-from .drivers import MARK, Steps, driver_of
+from .drivers import MARK, Steps, arun, driver_of, run
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost, Refused
-from .values import Duration, check, dumps, loads, seconds
+from .values import Duration, check, dumps, loads, quoted, seconds
 
 log = logging.getLogger("idem_pg")
 
@@ -30,12 +30,13 @@ class Answer:
 @dataclass(frozen=True)
 class Event:
     """What `on_outcome` is told of each once, call, within and lease.  outcome: `claimed` for an execution, `completed`
-    for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took."""
+    for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took.  error: what was raised."""
     scope: str
     outcome: str
     replayed: bool
     waited: float
     attempts: int
+    error: Exception | None = None
 
 
 class Request:
@@ -70,8 +71,9 @@ class Request:
 class Core:
     def __init__(self, source: Any, asynchronous: bool, schema: str, on_outcome: Any) -> None:
         self.asynchronous, self.schema, self.on_outcome = asynchronous, schema, on_outcome
+        self.run: Callable[[Steps[Any]], Any] = arun if asynchronous else run
         self.driver = driver_of(source, asynchronous)
-        s = '"' + schema.replace('"', '""') + '".idem_'
+        s = quoted(schema) + ".idem_"
         text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
         wait, token = f"make_interval(secs => CAST({MARK} AS float8))", f"CAST({MARK} AS bigint)"
         key = f"{text}, {text}, scope => {text}"
@@ -81,7 +83,6 @@ class Core:
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
         self.CALL = (f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
                      f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.RESULT = f"SELECT CAST({s}result({key}) AS text)"
         self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
         self.FORGET = f"SELECT {s}forget({key})"
         self.LOOKUP = ("SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
@@ -92,7 +93,7 @@ class Core:
         self.LEASE = ("SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
         self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
-        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text)"
+        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text), CAST(pg_current_xact_id() AS text)"
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
         self.UNTIL = f"SELECT CAST(lease_until AS text) FROM {s}lookup({key})"
 
@@ -105,6 +106,20 @@ class Core:
                 raise
             raise translated from error
 
+    def fenced(self, sql: str) -> str:
+        """The statement in the transaction that its first argument names, where the fence is; else an error.  The token
+        is good in any transaction."""
+        this = "CAST(pg_current_xact_id() AS text)"
+        return (f"SELECT CASE {this} WHEN CAST({MARK} AS text) THEN CAST(({sql}) AS text)"
+                f" ELSE CAST(CAST({this} || ' is not the transaction of the fence' AS integer) AS text) END")  # fmt: skip
+
+    def settled(self, steps: Steps[Any]) -> Steps[Any]:
+        """The end of a claim without a lease."""
+        try:
+            return (yield from self.ask(steps))
+        except LeaseLost as error:  # the claim of this transaction is gone
+            raise HandlerEndedTransaction() from error
+
     def repeat(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         """Runs the body with a connection: again after a conflict or a lost connection, while attempts are left."""
         driver = self.driver
@@ -115,7 +130,7 @@ class Core:
                 tx = yield from driver.acquire()
                 answer = yield from body(tx)
             except BaseException as error:
-                broken = tx is not None and (yield from self.abandon(tx, error))
+                broken = tx is not None and (yield from self.leave(tx, error))
                 if not isinstance(error, Exception):
                     raise
                 again = self.again(request, error, broken)
@@ -125,10 +140,7 @@ class Core:
                         raise CommitUnknown() from error
                     raise
             else:
-                try:
-                    yield from driver.release(tx, False)
-                except Exception:  # it is committed, so this is no error of the call
-                    log.warning("a connection could not be given back", exc_info=True)
+                yield from self.leave(tx)
                 return answer
             if request.lost:
                 with contextlib.suppress(Exception):
@@ -147,10 +159,10 @@ class Core:
         request.lost, request.unanswered = request.lost or lost, request.unanswered or (lost and request.stage == "commit")
         return lost or errors.conflict(error)
 
-    def abandon(self, tx: Any, error: BaseException) -> Steps[bool]:
-        """Rolls back and gives the connection back.  True: it is lost.  What interrupts a driver (a cancelled task)
-        leaves the connection in a state that nobody knows, so it is closed then."""
-        broken = not isinstance(error, Exception) or self.driver.closed(tx)
+    def leave(self, tx: Any, error: BaseException | None = None) -> Steps[bool]:
+        """Rolls back what is not committed, and gives the connection back.  True: it is lost.  What interrupts a driver (a
+        cancelled task) leaves the connection in a state that nobody knows, so it is closed then."""
+        broken = not isinstance(error, Exception | None) or self.driver.closed(tx)
         try:
             if not broken:
                 yield from self.driver.rollback(tx)
@@ -161,11 +173,6 @@ class Core:
                 yield from self.driver.release(tx, broken)
         return broken
 
-    def over(self, tx: Any) -> Steps[None]:
-        """ROLLBACK after an answer that is known, so its failure is no error."""
-        with contextlib.suppress(Exception):
-            yield from self.driver.rollback(tx)
-
     def outcome(self, row: Any, request: Request) -> Answer | None:
         """None: claimed.  Any outcome but a stored answer is raised."""
         if row[0] == "claimed":
@@ -175,41 +182,36 @@ class Core:
             return Answer(loads(row[1]), True, row[2])
         raise Failed(loads(row[1])) if row[0] == "failed" else errors.BY_OUTCOME[row[0]]()
 
-    def claimed(self, request: Request, steps: Steps[Any]) -> Steps[Any]:
+    def claimed(self, request: Request, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         request.stage, before = "claim", time.monotonic()
         try:
-            return (yield from self.ask(steps))
+            return (yield from self.ask(steps, function))
         finally:
             request.waited += time.monotonic() - before
 
-    def once(self, request: Request, handler: Callable[[Any], Steps[Any]], claim: bool = True) -> Steps[Answer]:
+    def once(self, request: Request, handler: Callable[[Any], Any], claim: bool = True) -> Steps[Answer]:
         """claim: False for a request without a key, where a lost COMMIT cannot be repeated."""
         driver = self.driver
-        def body(tx: Any) -> Steps[Answer | Failed]:
+        def body(tx: Any) -> Steps[Answer]:
             first = (self.CLAIM, request.claim()) if claim else ("SELECT 'claimed', NULL, NULL", ())
             row = yield from self.claimed(request, driver.begin(tx, *first))
             answer = self.outcome(row, request)
             if answer is not None:
-                yield from self.over(tx)
                 return answer
             request.stage, sql = "handler", self.COMPLETE
             try:
-                text = dumps((yield from handler(tx)))
+                text = dumps((yield handler(tx)))
             except Refused as refusal:
                 text, sql = dumps(refusal.value), self.FAIL
             request.stage, request.attempts = "commit", request.attempts if claim else request.attempt
             last = (sql, (*request.key, text, None)) if claim else ("SELECT 1", ())
-            try:
-                yield from self.ask(driver.finish(tx, *last))
-            except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
-                raise HandlerEndedTransaction() from error
-            return Answer(loads(text), False, row[2]) if sql == self.COMPLETE else Failed(loads(text), replayed=False)
-        answer = yield from self.repeat(request, body)
-        if isinstance(answer, Failed):
-            raise answer
-        return answer  # type: ignore[no-any-return]
+            yield from self.settled(driver.finish(tx, *last))
+            if sql == self.FAIL:
+                raise Failed(loads(text), replayed=False)
+            return Answer(loads(text), False, row[2])
+        return (yield from self.repeat(request, body))  # type: ignore[no-any-return]
 
-    def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
+    def within(self, tx: Any, request: Request, handler: Callable[[Any], Any]) -> Steps[Answer]:
         """Claim, handler and result in the caller's transaction, behind a savepoint."""
         driver = driver_of(tx, self.asynchronous)
         try:
@@ -222,8 +224,8 @@ class Core:
             row = yield from self.claimed(request, driver.query(tx, self.CLAIM, request.claim()))
             answer = self.outcome(row, request)
             if answer is None:
-                text = dumps((yield from handler(tx)))
-                yield from self.ask(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
+                text = dumps((yield handler(tx)))
+                yield from self.settled(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
                 answer = Answer(loads(text), False, row[2])
         except BaseException:
             with contextlib.suppress(Exception):  # the connection is lost, or the whole transaction has failed
@@ -242,21 +244,16 @@ class Core:
     def call(self, request: Request, function: str) -> Steps[Answer]:
         """The arguments are the request's params."""
         def body(tx: Any) -> Steps[Any]:
-            request.stage, before = "claim", time.monotonic()
-            try:
-                return (yield from self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:])))
+            steps = self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:]))
+            try:  # an answer of the function itself comes through; so does a function that is missing
+                return (yield from self.claimed(request, steps, "idem_call"))
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
-                    row = yield from self.driver.query(tx, self.RESULT, request.key)
-                    raise Failed(loads(row[0])) from error
-                # An answer of the function itself comes through; so does a function that is missing.
-                if (translated := errors.translated(error, self.schema, "idem_call")) is not error:
-                    raise translated from error
+                    row = yield from self.driver.query(tx, self.LOOKUP, request.key)
+                    raise Failed(loads(row[5])) from error
                 if errors.lost(error, self.driver.closed(tx)):
                     request.stage = "commit"  # the statement may have been executed
                 raise
-            finally:
-                request.waited += time.monotonic() - before
         row = yield from self.repeat(request, body)
         if row[1] == "failed":  # the function has called idem_fail
             raise Failed(loads(row[0]), replayed=False)
@@ -264,17 +261,19 @@ class Core:
 
     def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:
         """The steps, of which `on_outcome` is told."""
-        outcome, replayed = "error", False
+        outcome, replayed, failure = "error", False, None
         try:
             answer = yield from steps
             outcome, replayed = "completed" if answer.replayed else "claimed", answer.replayed
             return answer
-        except IdemError as error:
-            outcome, replayed = error.outcome, getattr(error, "replayed", False)
+        except Exception as error:
+            failure = error
+            if isinstance(error, IdemError):
+                outcome, replayed = error.outcome, getattr(error, "replayed", False)
             raise
         finally:
             try:
                 if self.on_outcome is not None:
-                    self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt))
+                    self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt, failure))
             except Exception:
                 log.exception("on_outcome has failed")

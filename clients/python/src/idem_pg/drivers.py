@@ -159,8 +159,6 @@ class Asyncpg(Driver):
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
         self.transactions.pop(id(tx), None)
-        if getattr(tx, "_con", tx) is None:  # the pool has it already
-            return
         if broken or self.closed(tx):
             # Not pool.release(): it leaves the place of a connection that asyncpg has aborted taken for ever.
             tx.terminate()
