@@ -1,10 +1,9 @@
 // Idempotency-Key for HTTP, after draft-ietf-httpapi-idempotency-key-header-07.
 
 import { createHash } from 'node:crypto';
-import { STATUS_CODES } from 'node:http';
-import { CommitUnknown, IdemError, Invalid } from './errors';
+import { STATUS_CODES, validateHeaderName, validateHeaderValue } from 'node:http';
+import { CommitUnknown, IdemError, Invalid, Refused } from './errors';
 import { RawJson, spent, type Idem } from './idem';
-import { toJson } from './json';
 
 /** A request, whatever the framework. */
 export interface HttpRequest {
@@ -20,14 +19,12 @@ export interface HttpRequest {
 	/** The framework's own: the Request, Hono's context, or the request of Express or Fastify. */
 	native: any;
 }
-
 /** A response, before it is sent. */
 export interface Reply {
 	status: number;
 	headers: [string, string][];
 	body: Buffer;
 }
-
 export interface HttpOptions {
 	/** Who chooses the keys: the authenticated user. Never empty. */
 	user: (request: HttpRequest) => string | number | bigint | Promise<string | number | bigint>;
@@ -54,14 +51,12 @@ export interface HttpOptions {
 	/** Largest body that is read here, in bytes; default 10 MB. Larger: 413. */
 	limit?: number;
 }
-
-/** Serves Express and node:http `(req, res, next?)`, Fastify `(request, reply)`, Hono `(c)` and Fetch `(request)`. */
+/** Serves Express and node:http `(req, res, next?)` (without `next` an error is printed, and answered 500), Fastify `(request, reply)`, Hono `(c)` and Fetch `(request)`. */
 export interface HttpHandler {
 	(request: Request): Promise<Response>;
 	(context: { req: { raw: Request } }): Promise<Response>;
 	(request: any, reply: any, next?: (error?: any) => void): Promise<any>;
 }
-
 /** A reply of a handler: a text or bytes as they are, or a value as JSON. */
 export function reply(status: number, body?: unknown, headers: Record<string, string | string[]> = {}): Reply {
 	const list: [string, string][] = [];
@@ -73,7 +68,7 @@ export function reply(status: number, body?: unknown, headers: Record<string, st
 	if (type && !list.some(([name]) => name === 'content-type')) list.push(['content-type', type]);
 	return { status, headers: list, body: bytes };
 }
-const allowed = ['content-type', 'content-language', 'content-encoding', 'location', 'etag', 'last-modified', 'link'];
+const allowed = ['content-type', 'content-language', 'content-encoding', 'content-disposition', 'cache-control', 'vary', 'location', 'etag', 'last-modified', 'link'];
 const never = ['set-cookie', 'connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'te', 'trailer', 'transfer-encoding', 'upgrade',
 	'content-length', 'date'];
 
@@ -96,7 +91,6 @@ function problemOf(error: unknown): Reply | undefined {
 	const again = error instanceof CommitUnknown || (error instanceof Error && spent.has(error));
 	return again ? problem(503, 'unavailable', 'Try again, with the same Idempotency-Key.', 1) : undefined;
 }
-
 // Undefined: there is none. Null: malformed. A string of RFC 8941, or bare.
 function headerKey(request: HttpRequest): string | undefined | null {
 	const header = request.headers['idempotency-key']?.trim();
@@ -106,19 +100,18 @@ function headerKey(request: HttpRequest): string | undefined | null {
 	return key.length >= 1 && key.length <= 255 ? key : null;
 }
 const isJson = (request: Pick<HttpRequest, 'headers'>) => /^application\/([^;]+\+)?json\s*(;|$)/i.test(request.headers['content-type'] ?? '');
+// Each pattern is linear: who sends 10 MB would stop the process otherwise. A number that is longer than a thousand digits when it is
+// written out is refused by idem_fingerprint; NUL and half of a surrogate pair by jsonb, also where the key is given twice.
+const longNumber = /(?<![\w.+"-])-?(?:[\d.]{500}|\d[\d.]*[eE][+-]?0*[1-9]\d{2})/;
+const goodEscape = /\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?!0000|[dD][89a-fA-F])|[^u])/g;
+const isShallow = (value: any, left = 900): boolean =>
+	typeof value !== 'object' || value === null || (left > 0 && Object.values(value).every((inner) => isShallow(inner, left - 1)));
 // The same text as the other clients of idem make. The JSON as it came, since JSON.parse rounds large numbers.
 function fingerprint(request: HttpRequest): unknown {
-	let body = '';
-	if (isJson(request)) {
-		const text = request.bytes.toString();
-		try {
-			toJson(JSON.parse(text, (_, value) => value === Infinity || value === -Infinity ? 0 : value));
-			// A number that is longer than a thousand digits when it is written out is refused by idem_fingerprint.
-			if (!/\d[eE][+-]?0*[1-9]\d{2}|\d{500}/.test(text)) body = text;
-		} catch { /* not JSON, or not for jsonb */ }
-	}
-	if (!body) body = JSON.stringify({ sha256: createHash('sha256').update(request.bytes).digest('hex') });
-	return new RawJson(`{"method": ${JSON.stringify(request.method)}, "path": ${JSON.stringify(request.path)}, "body": ${body}}`);
+	const text = request.json === undefined ? '' : request.bytes.toString();
+	const byValue = text && !longNumber.test(text) && !text.replace(goodEscape, '').includes('\\') && isShallow(request.json) && Buffer.from(text).equals(request.bytes);
+	const body = byValue ? `"body": ${text}` : `"sha256": "${createHash('sha256').update(request.bytes).digest('hex')}"`;
+	return new RawJson(`{"method": ${JSON.stringify(request.method)}, "path": ${JSON.stringify(request.path)}, ${body}}`);
 }
 function pack(answer: Reply, names: Set<string>): unknown {
 	const text = answer.body.toString();
@@ -133,13 +126,12 @@ function unpack(stored: any): Reply {
 	if (typeof stored?.status !== 'number') return { status: 200, headers: [], body: Buffer.alloc(0) };		// claimed by others, or erased
 	return { status: stored.status, headers: stored.headers, body: Buffer.from(stored.body64 ?? stored.body, stored.body64 === undefined ? 'utf8' : 'base64') };
 }
-
 // Rolls back, and is no error.
 class NotFinal extends Error { constructor(readonly reply: Reply) { super('not final'); } }
 
 async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	if (!(answer instanceof Response)) {
-		if (typeof answer?.status !== 'number' || !Array.isArray(answer.headers)) throw new TypeError('the handler is to return reply(...) or a Response');
+		if (!(answer?.status >= 200 && answer.status <= 599) || !Array.isArray(answer.headers)) throw new TypeError('the handler is to return reply(...) or a Response');
 		return answer;
 	}
 	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
@@ -149,6 +141,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	const names = new Set([...allowed, ...(options.headers ?? []).map((name) => name.toLowerCase())].filter((name) => !never.includes(name)));
 	const encode = options.encode ?? ((value) => value);
 	const decode = options.decode ?? ((value) => value);
+	const limit = options.limit ?? 10 * 1024 * 1024, tooLarge = problem(413, 'too-large', 'The body is too large.');
 
 	async function answer(request: HttpRequest): Promise<Reply> {
 		const user = await options.user(request);
@@ -158,6 +151,8 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 		if (key === undefined && options.required !== false) return problem(400, 'key-missing', 'This request needs the header Idempotency-Key.');
 		const run = async (tx: any) => {
 			const made = await fromResponse(await handler(tx, request));
+			// What cannot be sent is not to be committed
+			for (const [name, value] of made.headers) validateHeaderName(name), validateHeaderValue(name, value);
 			if (!final(made.status)) throw new NotFinal(made);
 			return made;
 		};
@@ -170,7 +165,7 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 				...(params !== null && { params }), wait: options.wait ?? 0, attempts: options.attempts ?? 5,
 				...(options.isolation && { isolation: options.isolation }),
 			}, async (tx) => {
-				made = await run(tx);
+				made = await run(tx).catch((error) => { throw error instanceof Refused ? new Refused(encode(error.value)) : error; });
 				return encode(pack(made, names));
 			});
 			const sent = result.replayed ? unpack(decode(result.value)) : made!;
@@ -188,10 +183,11 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	return (async (first: any, second?: any, next?: any) => {
 		if (first instanceof Request || first?.req?.raw instanceof Request) {
 			const raw: Request = first instanceof Request ? first : first.req.raw;
-			const url = new URL(raw.url);
-			const bytes = Buffer.from(await (first instanceof Request ? raw : first.req).arrayBuffer());
-			const headers = Object.fromEntries(raw.headers);
-			const made = await answer(complete({ method: raw.method, path: url.pathname + url.search, headers, bytes, native: first }));
+			const { pathname, search } = new URL(raw.url);
+			const bytes = raw.bodyUsed && raw !== first ? Buffer.from(await first.req.arrayBuffer()) : await read(raw.body ?? [], limit);
+			if (bytes && raw.body && raw !== first) first.req.raw = new Request(raw, { body: new Uint8Array(bytes) });
+			const made = bytes === null ? tooLarge
+				: await answer(complete({ method: raw.method, path: pathname + search, headers: Object.fromEntries(raw.headers), bytes, native: first }));
 			return new Response([101, 204, 205, 304].includes(made.status) ? null : new Uint8Array(made.body), { status: made.status, headers: made.headers });
 		}
 		const fastify = typeof second?.hijack === 'function';
@@ -207,13 +203,17 @@ async function fromResponse(answer: Reply | Response): Promise<Reply> {
 			second.end(made.body);
 		};
 		try {
-			const bytes = await nodeBody(first, node, options.limit ?? 10 * 1024 * 1024);
-			if (bytes === null) return send(problem(413, 'too-large', 'The body is too large.'));
+			const bytes = node.readableDidRead ? parsedBody(first, node, options) : await read(node, limit);
+			if (bytes === null) return send(tooLarge);
 			const headers = Object.fromEntries(Object.entries(node.headers).map(([name, value]) => [name, String(value)]));
 			return send(await answer(complete({ method: node.method, path: first.originalUrl ?? node.url, headers, bytes, native: first })));
 		} catch (error) {
 			if (typeof next === 'function') return next(error);
-			throw error;
+			if (fastify) throw error;
+			// node:http: a rejection would end the process, and who sends half of a body could cause it
+			if (node.destroyed && !node.complete) return;
+			console.error(error);
+			if (!second.headersSent) send(reply(500));
 		}
 	}) as HttpHandler;
 }
@@ -222,17 +222,20 @@ function complete(request: Omit<HttpRequest, 'json'>): HttpRequest {
 	if (isJson(request)) try { json = JSON.parse(request.bytes.toString()); } catch { /* undefined */ }
 	return { ...request, json };
 }
-
-// The bytes, where the framework has left or kept them; else what it has parsed. Null: too large.
-async function nodeBody(request: any, stream: any, limit: number): Promise<Buffer | null> {
-	const kept = request.rawBody ?? request.body;
-	if (stream.readableDidRead) {
-		if (Buffer.isBuffer(kept)) return kept;
-		if (typeof kept === 'string' && (request.rawBody || !isJson({ headers: stream.headers }))) return Buffer.from(kept);
-		return Buffer.from(kept === undefined || kept === null ? '' : JSON.stringify(kept));
-	}
-	const chunks: Buffer[] = [];
+// Null: too large.
+async function read(stream: any, limit: number): Promise<Buffer | null> {
+	const chunks: Uint8Array[] = [];
 	let size = 0;
 	for await (const chunk of stream) if ((size += chunk.length) <= limit) chunks.push(chunk);
 	return size > limit ? null : Buffer.concat(chunks);
+}
+// The bytes, where the framework has kept them; else what it has parsed.
+function parsedBody(request: any, stream: any, options: HttpOptions): Buffer {
+	const kept = request.rawBody ?? request.body;
+	if (Buffer.isBuffer(kept)) return kept;
+	if (typeof kept === 'string' && (request.rawBody || !isJson({ headers: stream.headers }))) return Buffer.from(kept);
+	// Files of a form, say, are not in what was parsed: two forms would count as one.
+	if (options.fingerprint === undefined && (kept === undefined || /^multipart\//i.test(stream.headers['content-type'] ?? '')))
+		throw new TypeError('the body was read before idem.http: register it earlier, keep req.rawBody, or pass the option "fingerprint"');
+	return Buffer.from(kept === undefined || kept === null ? '' : JSON.stringify(kept));
 }

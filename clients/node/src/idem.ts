@@ -13,7 +13,6 @@ export interface Key {
 	/** The namespace; default ''. */
 	scope?: string;
 }
-
 /** A request to be executed once. */
 export interface Request extends Key {
 	/** What the client sent: the same id with other params is a `Mismatch`. Any JSON; undefined: not compared. */
@@ -28,7 +27,6 @@ export interface Request extends Key {
 	/** Ends the attempts; it interrupts no handler and no COMMIT. */
 	signal?: AbortSignal;
 }
-
 /** What an executed request returned, now or earlier. */
 export interface Result<T> {
 	/** As a replay returns it: after a round trip through JSON. jsonb has its own order of keys. */
@@ -38,7 +36,6 @@ export interface Result<T> {
 	/** Until when the request is remembered at least. */
 	expiresAt: Date;
 }
-
 /** Passed to `onOutcome`. */
 export interface OutcomeEvent {
 	operation: 'once' | 'call' | 'lease' | 'within';
@@ -50,7 +47,6 @@ export interface OutcomeEvent {
 	waited: number;
 	attempts: number;
 }
-
 export interface IdemOptions {
 	/** The schema of idem; default 'idem'. */
 	schema?: string;
@@ -123,7 +119,7 @@ export class Idem<P extends Pool = Pool> {
 				}
 				const value = JSON.parse(text) as T;
 				return {
-					commit: `SELECT ${this.fn(settle)}(${this.key(request, settled.bind)}, ${settled.bind(text)}::text::jsonb, NULL, ${settled.bind(request.scope ?? '')}::text)::text`,
+					commit: `SELECT ${this.fn(settle)}(${this.key(request, settled.bind)}, ${settled.bind(text)}::pg_catalog.text::pg_catalog.jsonb, NULL, ${settled.bind(request.scope ?? '')}::pg_catalog.text)::pg_catalog.text`,
 					values: settled.list,
 					value: { value, replayed: false, expiresAt },
 					...(refused && { error: new Failed('the request is refused', value, false) }),
@@ -138,8 +134,8 @@ export class Idem<P extends Pool = Pool> {
 		return this.attempts('call', request, async (state) => {
 			const [user, id] = this.ids(request);
 			const before = performance.now();
-			const sql = `SELECT json_build_object('value', c, 'outcome', ${this.fn('outcome')}())::text FROM ${this.fn('call')}(${user}, ${id}, `
-				+ `${literal(fn)}, ${literal(toJson(args, invalid))}::jsonb, ${literal(request.scope ?? '')}, ${this.wait(request.wait, state)}) AS c`;
+			const sql = `SELECT pg_catalog.json_build_object('value', c, 'outcome', ${this.fn('outcome')}())::pg_catalog.text FROM ${this.fn('call')}(${user}, ${id}, `
+				+ `${literal(fn)}, ${literal(toJson(args, invalid))}::pg_catalog.jsonb, ${literal(request.scope ?? '')}, ${this.wait(request.wait, state)}) AS c`;
 			try {
 				const { value, outcome } = JSON.parse(await this.driver.query(sql) as string);
 				state.waited = performance.now() - before;
@@ -177,7 +173,7 @@ export class Idem<P extends Pool = Pool> {
 				const stored = this.replay(answer, state);
 				if (stored) return { value: stored.value as T, replayed: true, expiresAt };
 				const text = toJson(await handler(tx));
-				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::jsonb, NULL, ${literal(request.scope ?? '')})::text`);
+				await run(`SELECT ${this.fn('complete')}(${this.key(request)}, ${literal(text)}::pg_catalog.jsonb, NULL, ${literal(request.scope ?? '')})::pg_catalog.text`);
 				return { value: JSON.parse(text) as T, replayed: false, expiresAt };
 			} catch (error) {
 				await run('ROLLBACK TO SAVEPOINT idem_within').catch(() => {});
@@ -198,12 +194,12 @@ export class Idem<P extends Pool = Pool> {
 
 	/** 'completed', 'failed', 'in_progress' or 'unknown'; null if the request is not remembered. */
 	async status(key: Key): Promise<'completed' | 'failed' | 'in_progress' | 'unknown' | null> {
-		return await this.query(`SELECT ${this.fn('status')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) as any;
+		return await this.query(`SELECT ${this.fn('status')}(${this.key(key)}, ${literal(key.scope ?? '')})::pg_catalog.text`) as any;
 	}
 
 	/** All that is stored of a request; null if it is not remembered. */
 	async lookup(key: Key): Promise<Stored | null> {
-		const row = JSON.parse(await this.query(`SELECT to_json(l)::text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
+		const row = JSON.parse(await this.query(`SELECT pg_catalog.to_json(l)::pg_catalog.text FROM ${this.fn('lookup')}(${this.key(key)}, ${literal(key.scope ?? '')}) AS l`) ?? 'null');
 		return row && {
 			state: row.state, result: row.result, progress: row.progress, expiresAt: new Date(row.expires_at),
 			leaseUntil: date(row.lease_until), committedAt: date(row.committed_at), fingerprint: row.fingerprint?.slice(2) ?? null,
@@ -212,12 +208,12 @@ export class Idem<P extends Pool = Pool> {
 
 	/** Drops a request, so that it can be executed again. For operators. False: there was none. */
 	async forget(key: Key): Promise<boolean> {
-		return await this.query(`SELECT ${this.fn('forget')}(${this.key(key)}, ${literal(key.scope ?? '')})::text`) === 'true';
+		return await this.query(`SELECT ${this.fn('forget')}(${this.key(key)}, ${literal(key.scope ?? '')})::pg_catalog.text`) === 'true';
 	}
 
 	/** Leases that lapsed, the longest lapsed first; of all scopes where none is given. */
 	async lapsed(scope: string | null = null, maxRows: number | null = 100): Promise<Lapsed[]> {
-		const text = await this.query(`SELECT coalesce(json_agg(l), '[]')::text FROM ${this.fn('lapsed')}(${literal(scope)}, ${maxRows === null ? 'NULL' : Number(maxRows)}) AS l`);
+		const text = await this.query(`SELECT coalesce(pg_catalog.json_agg(l), '[]')::pg_catalog.text FROM ${this.fn('lapsed')}(${literal(scope)}, ${maxRows === null ? 'NULL' : Number(maxRows)}) AS l`);
 		return JSON.parse(text as string).map((row: any) => ({
 			scope: row.scope, user: row.user_id, id: row.request_id, status: row.status, leaseUntil: new Date(row.lease_until), progress: row.progress,
 		}));
@@ -232,11 +228,12 @@ export class Idem<P extends Pool = Pool> {
 	}
 	/** @internal */ ids(key: Key, bind: Bind = literal): [string, string] {
 		const text = (value: unknown, name: string) => {
-			if (!['string', 'number', 'bigint'].includes(typeof value)) throw invalid(`${name} is ${value === null ? 'null' : typeof value}: it is to be a text`);
+			if (typeof value === 'number' ? !Number.isSafeInteger(value) : !['string', 'bigint'].includes(typeof value))
+				throw invalid(`${name} is ${typeof value === 'number' ? value : value === null ? 'null' : typeof value}: it is to be a text, or an integer below 2^53`);
 			const id = String(value);
 			if (id === '' || Buffer.byteLength(id) > 255) throw invalid(`${name} has ${Buffer.byteLength(id)} bytes: it is to have 1 to 255`);
 			checkText(id, name, invalid);
-			return `${bind(id)}::text`;
+			return `${bind(id)}::pg_catalog.text`;
 		};
 		checkText(key.scope ?? '', 'scope', invalid);
 		return [text(key.user, 'user'), text(key.id, 'id')];
@@ -245,15 +242,15 @@ export class Idem<P extends Pool = Pool> {
 	/** @internal After a loss, waits at least a second: the session that was lost may hold the request. */
 	wait(wait: number | string | undefined, state: State, bind: Bind = literal): string {
 		const interval = typeof wait === 'string' ? wait : `${wait ?? 0} s`;
-		return `${bind(state.lost && (wait ?? 0) === 0 ? '1 s' : interval)}::text::interval`;
+		return `${bind(state.lost && (wait ?? 0) === 0 ? '1 s' : interval)}::pg_catalog.text::interval`;
 	}
 	/** @internal */ fingerprint(params: unknown, bind: Bind = literal): string {
-		return params === undefined ? 'NULL::bytea'
-			: `${this.fn('fingerprint')}(${bind(params instanceof RawJson ? params.text : toJson(params, invalid))}::text::jsonb)`;
+		return params === undefined ? 'NULL::pg_catalog.bytea'
+			: `${this.fn('fingerprint')}(${bind(params instanceof RawJson ? params.text : toJson(params, invalid))}::pg_catalog.text::pg_catalog.jsonb)`;
 	}
 	/** @internal */ claimSql(request: Request, state: State, bind: Bind = literal): string {
-		return `SELECT json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::text FROM ${this.fn('try_claim')}(`
-			+ `${this.key(request, bind)}, ${bind(request.scope ?? '')}::text, ${this.fingerprint(request.params, bind)}, ${this.wait(request.wait, state, bind)})`;
+		return `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'expires_at', expires_at)::pg_catalog.text FROM ${this.fn('try_claim')}(`
+			+ `${this.key(request, bind)}, ${bind(request.scope ?? '')}::pg_catalog.text, ${this.fingerprint(request.params, bind)}, ${this.wait(request.wait, state, bind)})`;
 	}
 	/** @internal Undefined: claimed, so do the work. Throws what is neither claimed nor completed. */
 	replay(answer: any, state: State): { value: unknown } | undefined {

@@ -26,7 +26,7 @@ export function sql({ schema = 'idem', grant = [] }: InstallOptions = {}): strin
 export async function migrate(pool: Pool, options: InstallOptions = {}): Promise<string> {
 	const schema = options.schema ?? 'idem';
 	const driver = driverOf(pool);
-	const extension = await driver.query(`SELECT 1::text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace `
+	const extension = await driver.query(`SELECT 1::pg_catalog.text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace `
 		+ `WHERE e.extname IN ('idem', 'idem_portable') AND n.nspname = ${literal(schema)}`);
 	const grants = [options.grant ?? []].flat().map((role) => `SELECT ${identifier(schema)}.idem_grant(${literal(role)}, 'app')`);
 	const connection = await driver.connect();
@@ -55,11 +55,11 @@ export type CheckResult = { ok: boolean; edition: 'C' | 'portable' | null; versi
 export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}): Promise<CheckResult> {
 	const { query } = driverOf(pool);
 	const name = identifier(schema);
-	const base = JSON.parse(await query(`SELECT json_build_object('role', current_user, 'schema', EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = ${literal(schema)}),
-		'function', (SELECT p.oid::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	const base = JSON.parse(await query(`SELECT pg_catalog.json_build_object('role', current_user, 'schema', EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = ${literal(schema)}),
+		'function', (SELECT p.oid::pg_catalog.text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 			WHERE n.nspname = ${literal(schema)} AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
 		'extension', (SELECT e.extname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE n.nspname = ${literal(schema)} AND e.extname LIKE 'idem%'),
-		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::text`) as string);
+		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::pg_catalog.text`) as string);
 	const mend: string[] = [], notes: string[] = [];
 	const found: CheckResult = { ok: false, edition: null, version: null, role: base.role, rights: false, searchPath: base.path === true,
 		preloaded: base.preload, cleaning: null, mend, notes };
@@ -68,13 +68,13 @@ export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}
 		return found;
 	}
 	found.edition = base.extension === 'idem' ? 'C' : 'portable';
-	found.rights = await query(`SELECT (has_schema_privilege(${literal(schema)}, 'USAGE') AND has_function_privilege(${base.function}::oid, 'EXECUTE'))::text`) === 'true';
+	found.rights = await query(`SELECT (has_schema_privilege(${literal(schema)}, 'USAGE') AND has_function_privilege(${base.function}::pg_catalog.oid, 'EXECUTE'))::pg_catalog.text`) === 'true';
 	if (!found.rights) mend.push(`The role "${base.role}" may not call idem: run "npx idem-pg install --schema ${schema} --grant ${base.role}" as the owner of idem.`);
 	found.version = await query(`SELECT ${name}.idem_version()`).catch(() => null);
 	const mine = /"version": "([^"]*)"/.exec(readFileSync(join(__dirname, '..', 'package.json'), 'utf8'))?.[1] ?? '';
 	if (found.version && found.version.split('.')[0] !== mine.split('.')[0]) mend.push(`The server has idem ${found.version}, this package is for ${mine}: install the same major version.`);
 	else if (found.version && found.version.split('+')[0] !== mine) notes.push(`The server has idem ${found.version}, this package is ${mine}.`);
-	found.cleaning = await query(`SELECT cleaning::text FROM ${name}.idem_stat_cleanup`).catch(() => null);
+	found.cleaning = await query(`SELECT cleaning::pg_catalog.text FROM ${name}.idem_stat_cleanup`).catch(() => null);
 	if (found.cleaning !== null && /^no/.test(found.cleaning)) mend.push(`Nobody removes expired claims (${found.cleaning}): ${found.edition === 'C'
 		? "add idem to shared_preload_libraries, or call idem_cleanup_all() from a timer" : 'call idem_cleanup_all() from a timer, such as pg_cron'}.`);
 	if (found.cleaning === null) notes.push(`Who removes expired claims is not known here: preload idem, or check as a role with the privileges "operator".`);

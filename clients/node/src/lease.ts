@@ -21,9 +21,9 @@ export interface LeaseResult<T> {
 /** @internal */ export async function leaseRequest<P extends Pool, T>(idem: Idem<P>, request: LeaseRequest, work: (lease: Lease<P>) => T | Promise<T>): Promise<LeaseResult<T>> {
 	return idem.attempts('lease', request, async (state) => {
 		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
-		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::jsonb`;
-		const answer = await known(idem, state, `SELECT json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::text, `
-			+ `'ms', extract(epoch FROM ${literal(interval)}::interval) * 1000, 'xid', pg_current_xact_id()::text)::text `
+		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::pg_catalog.jsonb`;
+		const answer = await known(idem, state, `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::pg_catalog.text, `
+			+ `'seconds', extract(epoch FROM ${literal(interval)}::interval), 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text `
 			+ `FROM ${idem.fn('lease')}(${idem.key(request)}, ${literal(interval)}::interval, ${literal(request.scope ?? '')}, ${idem.fingerprint(request.params)}, `
 			+ `${idem.wait(request.wait, state)}, ${progress})`,
 			async (_, answer) => answer.outcome === 'claimed' ? 'SELECT 1' : undefined);
@@ -42,7 +42,7 @@ export interface LeaseResult<T> {
 async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: any }, begin: string,
 	work: (tx: Tx<P>, answer: any) => Promise<string | undefined>): Promise<any> {
 	if (state.pending) {
-		const status = await idem.driver.query(`SELECT pg_xact_status(${literal(state.pending.xid)}::xid8)`).catch((error) => {
+		const status = await idem.driver.query(`SELECT pg_catalog.pg_xact_status(${literal(state.pending.xid)}::pg_catalog.xid8)`).catch((error) => {
 			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
 			throw looksLost(error) ? new Again(error) : error;
 		});
@@ -85,7 +85,7 @@ export class Lease<P extends Pool = Pool> {
 	#over: { value: unknown } | undefined;
 	/** @internal */ constructor(idem: Idem<P>, request: LeaseRequest, interval: string, answer: any) {
 		[this.#idem, this.#request, this.#interval, this.#ms, this.#token, this.previous]
-			= [idem, request, interval, Number(answer.ms), answer.token, answer.progress ?? null];
+			= [idem, request, interval, answer.seconds * 1000, answer.token, answer.progress ?? null];
 		// From before the call that set it: the answer may have been under way for long.
 		this.#ends = answer.before + this.#ms;
 	}
@@ -133,7 +133,7 @@ export class Lease<P extends Pool = Pool> {
 		this.#alive();
 		if (this.#fenced) throw new Error('this lease is in a transaction, which holds the request: end it first');
 		await this.#idem.repeat(this.#request, this.#idem.state(), () =>
-			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::text`));
+			this.#call(`SELECT ${this.#idem.fn('release')}(${this.#holder()})::pg_catalog.text`));
 		this.#finish(undefined);
 	}
 	/** @internal */ async run<T>(work: (lease: Lease<P>) => T | Promise<T>): Promise<T> {
@@ -163,7 +163,7 @@ export class Lease<P extends Pool = Pool> {
 		const [user, id] = this.#idem.ids(this.#request);
 		await this.#fence(async (tx) => {
 			await work?.(tx);
-			return `${this.#idem.fn(how)}(${user}, ${id}, ${literal(text)}::jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::text`;
+			return `${this.#idem.fn(how)}(${user}, ${id}, ${literal(text)}::pg_catalog.jsonb, ${this.#token}, ${literal(this.#request.scope ?? '')})::pg_catalog.text`;
 		});
 		this.#finish({ value: JSON.parse(text) });
 	}
@@ -181,13 +181,13 @@ export class Lease<P extends Pool = Pool> {
 			await this.#quiet();
 			await this.#idem.repeat(this.#request, state, () => {
 				this.#recorded = undefined;
-				return known(this.#idem, state, `SELECT json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::text, 'xid', pg_current_xact_id()::text)::text`,
+				return known(this.#idem, state, `SELECT pg_catalog.json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::pg_catalog.text, 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text`,
 					async (tx, { xid }) => {
 						const settle = await work(tx);
 						before = performance.now();
 						// The token is good outside of the fence too: so see that this is still the transaction that has it.
-						return `SELECT CASE WHEN pg_current_xact_id() = ${literal(xid)}::xid8 THEN ${settle} `
-							+ `ELSE (pg_current_xact_id()::text || ' is not the transaction of the fence')::int::text END`;
+						return `SELECT CASE WHEN pg_catalog.pg_current_xact_id() OPERATOR(pg_catalog.=) ${literal(xid)}::pg_catalog.xid8 THEN ${settle} `
+							+ `ELSE pg_catalog.concat(pg_catalog.pg_current_xact_id(), ' is not the transaction of the fence')::int::pg_catalog.text END`;
 					}).catch((error) => {
 						if (error instanceof TimedOut) throw new Again(error);		// a session of ours that was lost may have the fence
 						throw error;
@@ -208,7 +208,7 @@ export class Lease<P extends Pool = Pool> {
 	#holder(): string { return `${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#request.scope ?? '')}`; }
 	#extend(progress?: string): string {
 		return `${this.#idem.fn('extend')}(${this.#idem.key(this.#request)}, ${this.#token}, ${literal(this.#interval)}::interval, `
-			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::jsonb`}, ${literal(this.#request.scope ?? '')})::text`;
+			+ `${progress === undefined ? 'NULL' : `${literal(progress)}::pg_catalog.jsonb`}, ${literal(this.#request.scope ?? '')})::pg_catalog.text`;
 	}
 	async #call(sql: string): Promise<void> {
 		await this.#idem.driver.query(sql).catch((error) => {

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
+import http from 'node:http';
 import net from 'node:net';
 import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
-import { Idem, Invalid, reply } from 'idem-pg';
+import { Idem, Invalid, Refused, reply } from 'idem-pg';
 import { admin, drivers, newId, paid, prepare, schema } from './server.js';
 
 before(prepare);
@@ -123,14 +124,65 @@ test('nobody as the user, encode and decode, another fingerprint', async () => {
 	const d = drivers.pg();
 	const call = (options, key = newId(), body = '{"a":1}') => d.idem.http(options, () => reply(200, { secret: 'ü' }))(
 		new Request('http://x/pay', { method: 'POST', body, headers: { 'Idempotency-Key': key, 'Content-Type': 'application/json' } }));
-	await assert.rejects(call({ user: () => '' }), Invalid);
+	for (const nobody of ['', NaN, 2 ** 53]) await assert.rejects(call({ user: () => nobody }), Invalid);
 	const key = newId();
 	const options = { user: () => 'anna', scope: 'enc', encode: (v) => Buffer.from(JSON.stringify(v)).toString('base64'), decode: (v) => JSON.parse(Buffer.from(v, 'base64')),
 		fingerprint: () => null };
 	for (const body of ['{"a":1}', '{"a":2}']) assert.deepEqual(await (await call(options, key, body)).json(), { secret: 'ü' });
 	assert.doesNotMatch(JSON.stringify((await d.idem.lookup({ user: 'anna', id: key, scope: 'enc' })).result), /secret/);
+	const refused = newId();
+	await d.idem.http(options, () => { throw new Refused({ secret: 1 }); })(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': refused } }));
+	assert.equal((await d.idem.lookup({ user: 'anna', id: refused, scope: 'enc' })).result, Buffer.from('{"secret":1}').toString('base64'));
 	await d.end();
 	const dead = new Idem(new (await import('pg')).default.Pool({ host: '127.0.0.1', port: 1 }));
 	const away = await dead.http({ user: () => 'anna', attempts: 2 }, () => reply(200))(new Request('http://x/', { method: 'POST', headers: { 'Idempotency-Key': 'k' } }));
 	assert.deepEqual([away.status, (await away.json()).type, away.headers.get('retry-after')], [503, 'urn:idem:unavailable', '1']);
+});
+
+test('node:http: half of a body, JSON that jsonb refuses, and a header that cannot be sent do not end the process', async () => {
+	const d = drivers.pg();
+	const server = http.createServer(d.idem.http({ user: () => 'anna', scope: 'node' }, async (tx, request) => {
+		await d.insert(tx, request.headers['idempotency-key'], 1);
+		return reply(201, {}, request.json?.to === undefined ? {} : { Location: request.json.to });
+	})).listen(0, '127.0.0.1');
+	await once(server, 'listening');
+	const { port } = server.address();
+	const half = net.connect(port, '127.0.0.1');
+	half.end('POST / HTTP/1.1\r\nHost: x\r\nIdempotency-Key: half\r\nContent-Length: 9\r\n\r\nabc');
+	await once(half.resume(), 'close');
+	const post = async (key, body) => (await fetch(`http://127.0.0.1:${port}/`, { method: 'POST', body, headers: { 'Idempotency-Key': key, 'Content-Type': 'application/json' } })).status;
+	for (const [body, status, rows] of [['{"a":"\\u0000","a":1}', 201, 1], [`${'['.repeat(20000)}${']'.repeat(20000)}`, 201, 1], ['{"to":"/a\\r\\nSet-Cookie: x"}', 500, 0], ['{"to":"/한"}', 500, 0]]) {
+		const key = newId();
+		assert.deepEqual([await post(key, body), await post(key, body), await paid(key)], [status, status, rows], body.slice(0, 50));
+	}
+	server.closeAllConnections();
+	server.close();
+	await d.end();
+});
+
+test('a body that was read already, and one that is too large', async () => {
+	const handler = (options) => drivers.pg().idem.http({ user: () => 'anna', ...options }, () => { throw new Error('not to be called'); });
+	for (const [type, body] of [['text/plain', undefined], ['multipart/form-data; boundary=x', { a: '1' }]]) {
+		const errors = [];
+		await handler()({ readableDidRead: true, method: 'POST', url: '/', headers: { 'idempotency-key': 'k', 'content-type': type }, body }, {}, (error) => errors.push(error.message));
+		assert.match(errors[0], /was read before idem.http/);
+	}
+	const large = () => new Request('http://x/', { method: 'POST', body: 'x'.repeat(11), headers: { 'Idempotency-Key': 'k' } });
+	for (const first of [large(), { req: { raw: large() } }]) assert.equal((await handler({ limit: 10 })(first)).status, 413);
+});
+
+test('the time for a fingerprint does not depend on what is sent', async () => {
+	const idem = new Idem({ connect: async () => { throw new Error('enough'); }, query() {}, on() {}, totalCount: 0 });
+	const handler = idem.http({ user: () => 'anna' }, () => reply(200));
+	const cost = async (body) => {
+		const costs = [];
+		for (let n = 0; n < 3; n++) {
+			const before = process.cpuUsage();
+			await assert.rejects(handler(new Request('http://x/', { method: 'POST', body, headers: { 'Idempotency-Key': 'k', 'Content-Type': 'application/json' } })), /enough/);
+			costs.push(process.cpuUsage(before).user);
+		}
+		return Math.min(...costs);
+	};
+	const text = await cost(`"${'x'.repeat(2e6)}"`), digits = await cost(`[${`${'1'.repeat(499)},`.repeat(4000)}1]`);
+	assert.ok(digits < 25 * text, `${digits} of ${text} µs`);
 });

@@ -227,3 +227,22 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		assert.ok(events[0].waited > 0);
 	});
 });
+
+test('what others have planted in the search_path or in pg_temp is not used', async () => {
+	const role = `idem_eve_${process.pid}`;
+	await admin.query(`CREATE SCHEMA ${role}; CREATE TABLE ${role}.ran ();
+		CREATE FUNCTION ${role}.json_build_object(text, anyenum, text, jsonb, text, timestamptz) RETURNS json LANGUAGE plpgsql AS $$
+			BEGIN INSERT INTO ${role}.ran DEFAULT VALUES; RETURN '{"outcome": "claimed"}'; END $$;
+		CREATE FUNCTION ${role}.spy(pg_catalog.jsonb) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN INSERT INTO ${role}.ran DEFAULT VALUES; RETURN true; END $$`);
+	const d = drivers.pg({ max: 1, options: `-c search_path=${role},public` });
+	try {
+		const id = newId();
+		await d.pool.query(`CREATE DOMAIN pg_temp.jsonb AS pg_catalog.jsonb CHECK (${role}.spy(value))`);
+		for (const replayed of [false, true]) assert.equal((await d.idem.once({ user: 'anna', id, params: 1 }, () => 1)).replayed, replayed);
+		assert.equal((await d.idem.lease({ user: 'anna', id: newId() }, (l) => l.settle(1))).value, 1);
+		assert.equal((await admin.query(`SELECT FROM ${role}.ran`)).rowCount, 0);
+	} finally {
+		await d.end();
+		await admin.query(`DROP SCHEMA ${role} CASCADE`);
+	}
+});

@@ -1,5 +1,6 @@
 """The service of the conformance tests in each framework, over HTTP."""
 
+import asyncio
 import concurrent.futures
 import http.client
 import json
@@ -7,12 +8,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
 from conftest import DATABASES, World
 
+import idem_pg
 from idem_pg import http as guard
+from idem_pg.drivers import run
+from idem_pg.values import check
 
 KINDS = ["flask-psycopg", "starlette-psycopg_async", "starlette-asyncpg", "fastapi-asyncpg", "django-psycopg"]
 
@@ -188,11 +193,127 @@ def test_keys():
 
 
 @pytest.mark.parametrize("body, json_body", [
-    (b'{"a": 1e400}', True), (b'{"a": 1e1000}', False), (b'{"a": NaN}', False), (rb'"\u0000"', False), (rb'"\ud800"', False),
-    (rb'"\ud83d\ude00"', True), (b"\xef\xbb\xbf1", False), (b"[" * 100_000, False), (b"1" * 1000, True), (b"1" * 1001, False),
+    (b'{"a": 1e99}', True), (b'{"a": 1e400}', False), (b'{"a": "3e412"}', True), (b'{"a": 1e1000}', False), (b'{"a": NaN}', False), (rb'"\u0000"', False), (rb'"\ud800"', False),
+    (rb'"\ud83d\ude00"', True), (b"\xef\xbb\xbf1", False), (b"[" * 100_000, False), (b"1" * 499, True), (b"1" * 500, False), (b"1" * 10_000, False),
     (b"\xff", False), (b"", False), (b" null ", True), (b'"a\tb"', False),
 ])
 def test_fingerprint(body, json_body):
     text = guard.fingerprint("POST", '/p"', "application/vnd.x+JSON; charset=utf-8", body)
     assert ('"sha256"' not in text) == json_body
     assert '"sha256"' in guard.fingerprint("POST", "/", "text/plain", b"1")
+
+
+def test_collisions():
+    def of(body, kind="application/json"):
+        return guard.fingerprint("POST", "/", kind, body)
+    digest = json.loads(of(b"x", "text/plain"))["sha256"]
+    assert json.loads(of(json.dumps({"sha256": digest}).encode())) != json.loads(of(b"x", "text/plain"))
+    assert '"sha256"' in of(rb'{"a": "\u0000", "a": 1}') and '"sha256"' not in of(rb'{"a": "\\u0000"}')
+
+
+def test_the_time_for_a_fingerprint_does_not_depend_on_what_is_sent():
+    def cost(body):
+        costs = []
+        for _ in range(3):
+            before = time.process_time()
+            guard.fingerprint("POST", "/", "application/json", body)
+            costs.append(time.process_time() - before)
+        return min(costs)
+    size = 200_000
+    text = cost(b'"' + b"x" * size * 2 + b'"')
+    assert cost(b'{"' + b"k" * size + b'": [' + b"1," * (size // 2) + b"1]}") < 50 * text
+    assert cost(b"[" + (b"1" * 499 + b",") * (size // 250) + b"1]") < 50 * text
+
+
+def test_check_of_a_long_key():
+    before = time.process_time()
+    check({"k" * 1_000_000: [1] * 100_000})
+    assert time.process_time() - before < 5
+    with pytest.raises(TypeError, match=r"^\$\.a\[1\] is nan"):
+        check({"a": [1, float("nan")]})
+
+
+class Stored(Exception):
+    pass
+
+
+def serve(handler, header="k", body=b"{}", **options):
+    """What is stored of one request, or the reply without a key."""
+    class Core(guard.Core):
+        def __init__(self):
+            self.run = run
+
+        def observed(self, request, steps):
+            return steps
+
+        def once(self, request, work, claim=True):
+            if not claim:
+                return (yield work(None))
+            raise Stored((yield work(None)))
+    incoming = guard.Incoming(None, "POST", "/", lambda name: header if name == "Idempotency-Key" else None, body)
+    options = guard.Options("", lambda request: "anna", **options)
+    return run(guard.serve(Core(), options, incoming, handler))
+
+
+@pytest.mark.parametrize("value", ["/a\r\nSet-Cookie: x", "/한", "a\0"])
+def test_a_header_that_cannot_be_sent_is_not_stored(value):
+    for name, text in (("Location", value), (value, "x")):
+        with pytest.raises(ValueError, match="a header has"):
+            serve(lambda tx: idem_pg.reply(201, {}, {name: text}))
+    with pytest.raises(Stored):
+        serve(lambda tx: idem_pg.reply(201, {}, {"Location": "/é"}))
+
+
+def test_what_is_stored():
+    with pytest.raises(Stored) as stored:
+        serve(lambda tx: idem_pg.reply(201, None, {"Cache-Control": "no-store", "Set-Cookie": "a=b", "Vary": "Origin"}))
+    assert stored.value.args[0]["headers"] == [["cache-control", "no-store"], ["vary", "Origin"]]
+    def refuse(tx):
+        raise idem_pg.Refused({"secret": 1})
+    with pytest.raises(idem_pg.Refused) as refused:
+        serve(refuse, encode=lambda value: "encrypted")
+    assert refused.value.value == "encrypted"
+    assert "secret" not in str(idem_pg.Failed({"secret": 1}))
+
+
+def test_flask_and_a_body_that_was_read():
+    flask = pytest.importorskip("flask")
+    with flask.Flask("x").test_request_context("/", method="POST", data={"amount": 1}):
+        assert guard.incoming_of(flask.request).body == b"amount=1"
+        assert flask.request.form["amount"] == "1"
+    with flask.Flask("x").test_request_context("/", method="POST", data={"amount": 1}):
+        assert flask.request.form["amount"] == "1"  # as a check for CSRF does
+        with pytest.raises(TypeError, match="was read"):
+            serve(None, body=guard.incoming_of(flask.request).body)
+        with pytest.raises(Stored):
+            serve(lambda tx: 1, body=None, fingerprint=lambda request: 1)
+    with flask.Flask("x").test_request_context("/", method="POST"):
+        assert not flask.request.form and guard.incoming_of(flask.request).body == b""
+
+
+@pytest.mark.parametrize("token, expected", [("no", 403), ("yes", 201)])
+def test_fastapi_sees_the_dependencies_of_a_handler(token, expected):
+    fastapi = pytest.importorskip("fastapi")
+    def admin(x_token: str = fastapi.Header()):
+        if x_token != "yes":
+            raise fastapi.HTTPException(403)
+        return "admin"
+    app, idem, got, sent = fastapi.FastAPI(), idem_pg.AsyncIdem(lambda: None), [], []
+    async def call(request, **arguments):
+        got.append(arguments)
+        return idem_pg.reply(201)
+    def once(request, work, claim):
+        yield work(None)
+    idem._core.once = once
+    @app.post("/{account}")
+    @idem.http(scope="", user=lambda request: "anna", required=False)
+    async def pay(tx, request, account: "int", who=fastapi.Depends(admin)):
+        return await call(request, account=account, who=who)
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+    async def send(message):
+        sent.append(message)
+    scope = {"type": "http", "method": "POST", "path": "/17", "query_string": b"", "headers": [(b"x-token", token.encode())]}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == expected
+    assert got == ([{"account": 17, "who": "admin"}] if expected == 201 else [])

@@ -452,3 +452,20 @@ def test_cancelled_at_each_await(world):
     stored = [world.go(world.idem.status(user="anna", id=f"{world.id}-{step}-{times}", scope="test"))
               for times in (1, 2) for step in range(40)]  # fmt: skip
     assert world.payments() == stored.count("completed")
+
+
+def test_types_that_others_have_planted_in_pg_temp_are_not_used(world):
+    if world.driver != "psycopg":
+        pytest.skip("the statements are the same")
+    # By a function with the rights of its owner, say, that a handler of another request has called on this connection
+    connection = psycopg.connect(dbname=world.observer.info.dbname, autocommit=True)
+    connection.execute("CREATE TEMP TABLE ran (); CREATE FUNCTION pg_temp.spy(text) RETURNS bool LANGUAGE plpgsql AS"
+                       " 'BEGIN INSERT INTO ran DEFAULT VALUES; RETURN true; END'")  # fmt: skip
+    for name in ("jsonb", "text", "float8"):
+        connection.execute(f"CREATE DOMAIN pg_temp.{name} AS pg_catalog.{name} CHECK (pg_temp.spy(''::pg_catalog.text))")
+    idem = idem_pg.Idem(lambda: connection, "idem")
+    connection.close, close = lambda: None, connection.close
+    for replayed in (False, True):
+        assert idem.once(lambda tx: {"a": 1}, user="anna", id=world.id, params=1, wait=1).replayed == replayed
+    assert connection.execute("SELECT count(*) FROM ran").fetchone()[0] == 0
+    close()

@@ -74,28 +74,29 @@ class Core:
         self.run: Callable[[Steps[Any]], Any] = arun if asynchronous else run
         self.driver = driver_of(source, asynchronous)
         s = quoted(schema) + ".idem_"
-        text, jsonb = f"CAST({MARK} AS text)", f"CAST(CAST({MARK} AS text) AS jsonb)"
-        wait, token = f"make_interval(secs => CAST({MARK} AS float8))", f"CAST({MARK} AS bigint)"
+        text, jsonb = f"CAST({MARK} AS pg_catalog.text)", f"CAST(CAST({MARK} AS pg_catalog.text) AS pg_catalog.jsonb)"
+        wait, token = f"pg_catalog.make_interval(secs => CAST({MARK} AS pg_catalog.float8))", f"CAST({MARK} AS bigint)"
         key = f"{text}, {text}, scope => {text}"
         claim = f"{key}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
-        self.CLAIM = f"SELECT CAST(outcome AS text), CAST(result AS text), expires_at FROM {s}try_claim({claim})"
+        self.CLAIM = f"SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
-        self.CALL = (f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
+        self.CALL = (f"SELECT CAST(r AS pg_catalog.text), CAST({s}outcome() AS pg_catalog.text) FROM {s}call({key}, function => {text},"
                      f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
+        self.STATUS = f"SELECT CAST({s}status({key}) AS pg_catalog.text)"
         self.FORGET = f"SELECT {s}forget({key})"
-        self.LOOKUP = ("SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
-                       f" CAST(result AS text), CAST(progress AS text) FROM {s}lookup({key})")  # fmt: skip
-        columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::text"
-        arrays = ", ".join(f"array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
+        self.LOOKUP = ("SELECT CAST(state AS pg_catalog.text), expires_at, lease_until, fingerprint, committed_at,"
+                       f" CAST(result AS pg_catalog.text), CAST(progress AS pg_catalog.text) FROM {s}lookup({key})")  # fmt: skip
+        columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::pg_catalog.text"
+        arrays = ", ".join(f"pg_catalog.array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
         self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
-        self.LEASE = ("SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
+        self.LEASE = ("SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at, CAST(progress AS pg_catalog.text), token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
-        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
-        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text), CAST(pg_current_xact_id() AS text)"
+        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS pg_catalog.text)"
+        self.FENCE = (f"SELECT CAST({s}fence({key}, token => {token}) AS pg_catalog.text),"
+                      " CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")  # fmt: skip
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
-        self.UNTIL = f"SELECT CAST(lease_until AS text) FROM {s}lookup({key})"
+        self.UNTIL = f"SELECT CAST(lease_until AS pg_catalog.text) FROM {s}lookup({key})"
 
     def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         """A statement of ours: its errors become this package's."""
@@ -109,9 +110,9 @@ class Core:
     def fenced(self, sql: str) -> str:
         """The statement in the transaction that its first argument names, where the fence is; else an error.  The token
         is good in any transaction."""
-        this = "CAST(pg_current_xact_id() AS text)"
-        return (f"SELECT CASE {this} WHEN CAST({MARK} AS text) THEN CAST(({sql}) AS text)"
-                f" ELSE CAST(CAST({this} || ' is not the transaction of the fence' AS integer) AS text) END")  # fmt: skip
+        this, text = "CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)", "pg_catalog.text"
+        return (f"SELECT CASE WHEN {this} OPERATOR(pg_catalog.=) CAST({MARK} AS {text}) THEN CAST(({sql}) AS {text}) ELSE CAST(CAST("
+                f"pg_catalog.concat({this}, ' is not the transaction of the fence') AS integer) AS {text}) END")  # fmt: skip
 
     def settled(self, steps: Steps[Any]) -> Steps[Any]:
         """The end of a claim without a lease."""

@@ -101,10 +101,8 @@ class Psycopg(Driver):
         return tx
 
     def set_autocommit(self, tx: Any, value: bool) -> Steps[None]:
-        if self.asynchronous and tx.autocommit != value:
-            yield tx.set_autocommit(value)
-        elif tx.autocommit != value:
-            tx.autocommit = value
+        if tx.autocommit != value:
+            yield tx.set_autocommit(value) if self.asynchronous else setattr(tx, "autocommit", value)  # type: ignore[func-returns-value]
 
     def release(self, tx: Any, broken: bool) -> Steps[None]:
         before, pooled = self.before.pop(id(tx), True), hasattr(self.source, "putconn")

@@ -26,48 +26,36 @@ class IdemError(Exception):
 
 class InProgress(IdemError, outcome="in_progress", sqlstate="ID409", status=409, again=True):
     """Another holder is executing this request: send it again later."""
-
 class TimedOut(IdemError, outcome="timed_out", sqlstate="ID503", status=503, again=True):
     """Another holder was still executing this request when the wait was over: send it again later."""
-
 class Mismatch(IdemError, outcome="mismatch", sqlstate="ID422", status=422):
     """This id, or key, was used with other parameters: use a new one for a new request."""
-
 class Stale(IdemError, outcome="stale", sqlstate="ID412", status=412):
     """This id, or key, is too old: find out whether the request was executed before you use a new one."""
-
 class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
     """This request has failed for good."""
 
-    def __init__(self, stored: Any = None, *, replayed: bool = True) -> None:  # stored: what was stored then
-        super().__init__(f"the request has failed for good: {stored!r}")
+    def __init__(self, stored: Any = None, *, replayed: bool = True) -> None:
+        super().__init__()  # without what is stored: messages are logged, and sent
         self.stored, self.replayed = stored, replayed
 
 class Unknown(IdemError, outcome="unknown", sqlstate="ID424", status=409):
     """Nobody knows whether this request was executed: ask the operator, who calls idem_heal or idem_forget."""
-
 class Invalid(IdemError, outcome="invalid", sqlstate="ID400", status=400):
     """The arguments are malformed."""
-
 class LeaseLost(IdemError, outcome="lease_lost", sqlstate="ID410", status=409):
     """The lease has ended, or has another holder: stop, and write nothing."""
-
 class TooLarge(IdemError, outcome="too_large", sqlstate="ID413"):
     """The value is larger than the scope allows: nothing was stored, and the work was rolled back."""
-
 class CommitUnknown(IdemError, outcome="commit_unknown", sqlstate="08007", status=503, again=True):
     """The connection was lost while COMMIT was under way: send the request again with the same id, which tells."""
-
 class NotInstalled(IdemError, outcome="not_installed", sqlstate="42883"):
     """idem is not installed in this schema."""
-
 class NoRights(IdemError, outcome="no_rights", sqlstate="42501"):
     """The role may not use idem."""
-
 class HandlerEndedTransaction(IdemError, outcome="handler_ended_transaction", sqlstate="ID410"):
     """The handler committed or rolled back itself, which it must leave to idem_pg, so its result was not stored: what it
     committed stays, and the request counts as executed, or with a lease as in progress; what it rolled back is lost."""
-
 class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlstate="25P02"):
     """A statement of the handler failed, and the handler went on: everything was rolled back.  Use a savepoint where an
     error is expected; the server's log has the error."""

@@ -4,22 +4,23 @@ import base64
 import hashlib
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timezone
-from decimal import Decimal
 from email.utils import format_datetime
 from typing import Any
 
 from . import errors
 from .core import Core, Request, log
 from .drivers import Steps, arun, run
-from .errors import CommitUnknown, Failed, IdemError, InProgress, Invalid, Mismatch, Stale, TimedOut, Unknown
-from .values import Duration, check, dumps
+from .errors import CommitUnknown, Failed, IdemError, InProgress, Invalid, Mismatch, Refused, Stale, TimedOut, Unknown
+from .values import Duration, dumps
 
-STORED = {"content-type", "content-language", "content-encoding", "location", "etag", "last-modified", "link"}
+STORED = set("content-type content-language content-encoding content-disposition cache-control vary location etag"
+             " last-modified link".split())  # fmt: skip
 NEVER = set("set-cookie connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"
             " upgrade content-length date".split())  # fmt: skip
 
@@ -78,7 +79,8 @@ class Incoming:
     method: str
     target: str
     header: Callable[[str], str | None]
-    body: bytes | None = None  # None: larger than the limit
+    body: bytes | None = b""  # None: it was read, and not kept
+    large: bool = False
 
 
 @dataclass(eq=False)
@@ -107,24 +109,24 @@ def parse_key(header: str) -> str | None:
     return key if 0 < len(key) <= 255 else None
 
 
-def number(text: str) -> int:
-    """Refuses a number as idem_fingerprint does: of more than 1000 digits, NaN, Infinity."""
-    _, digits, exponent = Decimal(text).as_tuple()
-    if not isinstance(exponent, int) or max(len(digits) + exponent, 0) + max(-exponent, 0) > 1000:
-        raise ValueError(text)
-    return 0
+# What idem_fingerprint refuses, a number of more than a thousand digits when it is written out, and jsonb: NUL and half a
+# surrogate pair.  Both patterns are linear, or who sends 10 MB would stop the process.
+LONG = re.compile(r'(?<![\w.+"-])-?(?:[\d.]{500}|\d[\d.]*[eE][+-]?0*[1-9]\d{2})', re.ASCII)
+GOOD_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?!0000|[dD][89a-fA-F])|[^u])")
 
 
 def fingerprint(method: str, target: str, kind: str, body: bytes) -> str:
     """The text for idem_fingerprint: the same in all clients, so that they can serve the same table."""
     try:
         text = body.decode()
-        if not re.fullmatch(r"application/(json|[^\s;]+\+json)", kind.split(";")[0].strip().lower()):
+        json_type = re.fullmatch(r"application/(json|[^\s;]+\+json)", kind.split(";")[0].strip().lower())
+        if not json_type or LONG.search(text) or "\\" in GOOD_ESCAPE.sub("", text):
             raise ValueError
-        check(json.loads(text, parse_float=number, parse_int=number, parse_constant=number))
-    except (ValueError, TypeError, ArithmeticError, RecursionError):
-        text = json.dumps({"sha256": hashlib.sha256(body).hexdigest()})
-    return f'{{"method": {json.dumps(method)}, "path": {json.dumps(target)}, "body": {text}}}'
+        json.loads(text, parse_constant=int)  # int refuses NaN and Infinity
+        text = f'"body": {text}'
+    except (ValueError, RecursionError):
+        text = f'"sha256": "{hashlib.sha256(body).hexdigest()}"'
+    return f'{{"method": {json.dumps(method)}, "path": {json.dumps(target)}, {text}}}'
 
 
 def pack(out: Reply, more: Iterable[str]) -> dict[str, Any]:
@@ -152,16 +154,21 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     """The answer to one request."""
     first: list[Reply] = []
     def work(tx: Any) -> Steps[Any]:
-        out = yield handler(tx)
+        try:
+            out = yield handler(tx)
+        except Refused as refusal:
+            raise Refused(options.encode(refusal.value)) from refusal
         if not isinstance(out, (Reply, dict, list, tuple, str, int, float)):
             what = "nothing" if out is None else f"a {type(out).__name__}"
             raise TypeError(f"the handler returned {what}: it is to return reply(status, body, headers), or JSON")
         out = out if isinstance(out, Reply) else reply(200, out)
+        if any(re.search(r"[\r\n\0]|[^\0-\xff]", f"{name}{value}") for name, value in out.headers):  # cannot be sent
+            raise ValueError("a header has a line break, or a character that is not of Latin-1")
         if not options.final(out.status):
             raise NotFinal(out)
         first[:] = [out]
         return options.encode(pack(out, options.headers))
-    if incoming.body is None:
+    if incoming.large:
         return problem(413, "too-large", f"The body has more than {options.limit} bytes")
     header = incoming.header(options.key)
     if header is None and options.required:
@@ -172,6 +179,8 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     user = yield options.user(incoming.request)
     kind, text, params = incoming.header("content-type") or "", None, None
     if options.fingerprint is None:
+        if incoming.body is None:
+            raise TypeError("the body was read before idem_pg saw it: read it later, or pass the option fingerprint")
         text = fingerprint(incoming.method, incoming.target, kind, incoming.body)
     else:
         params = options.fingerprint(incoming.request)
@@ -208,7 +217,7 @@ def framework(request: Any) -> str:
     return next((m for c in type(request).__mro__ if (m := c.__module__.split(".")[0]) in ("django", "starlette")), "flask")
 
 
-def incoming_of(request: Any, limit: int) -> Incoming:
+def incoming_of(request: Any, limit: float = math.inf) -> Incoming:
     """A request of Flask or Django; of Starlette without its body."""
     if framework(request) == "starlette":
         query = request.scope["query_string"].decode("latin-1")
@@ -219,21 +228,24 @@ def incoming_of(request: Any, limit: int) -> Incoming:
     django = framework(request) == "django"
     environ = request.META if django else request.environ
     length = environ.get("CONTENT_LENGTH") or ""
-    body = None if length.isdecimal() and int(length) > limit else request.body if django else request.get_data()
+    large = length.isdecimal() and int(length) > limit
+    body = b"" if large else request.body if django else request.get_data()
+    if not (django or large or body) and (request.content_length or request.form or request.files):
+        body = None
     path = request.get_full_path() if django else request.full_path.rstrip("?")
     target = environ.get("RAW_URI") or environ.get("REQUEST_URI") or path
-    return Incoming(request, request.method, target, request.headers.get, body)
+    return Incoming(request, request.method, target, request.headers.get, body, large)
 
 
-async def streamed(request: Any, limit: int) -> bytes | None:
-    """Reads all, or the client gets no answer."""
+async def streamed(request: Any, limit: int) -> tuple[bytes, bool]:
+    """The body, and whether it is too large.  Reads all, or the client gets no answer."""
     parts, size = list[bytes](), 0
     async for part in request.stream():
         size += len(part)
         if size <= limit:
             parts.append(part)
     request._body = b"".join(parts)  # where request.body() and json() look first
-    return request._body if size <= limit else None
+    return request._body, size > limit
 
 
 def to_response(request: Any, out: Reply) -> Any:
@@ -266,7 +278,7 @@ def decorator(core: Core, options: Options, handler: Callable[..., Any]) -> Call
     async def asynchronous(request: Any, **arguments: Any) -> Any:
         incoming = incoming_of(request, options.limit)
         if framework(request) == "starlette":
-            incoming.body = await streamed(request, options.limit)
+            incoming.body, incoming.large = await streamed(request, options.limit)
         out = await arun(serve(core, options, incoming, lambda tx: handler(tx, request, **arguments)))
         return to_response(request, out)
     def synchronous(*args: Any, **arguments: Any) -> Any:
@@ -280,9 +292,11 @@ def decorator(core: Core, options: Options, handler: Callable[..., Any]) -> Call
         out = run(serve(core, options, incoming_of(request, options.limit), lambda tx: handler(tx, request, **arguments)))
         return to_response(request, out)
     view: Any = asynchronous if core.asynchronous else synchronous
-    # Not functools.wraps: FastAPI would look at the handler's parameters, and not at the view's.
+    # Not functools.wraps: FastAPI is to see the request and what follows it.  A Depends() that it did not see would not run.
     view.__name__, view.__doc__, view.__module__ = handler.__name__, handler.__doc__, handler.__module__
     if core.asynchronous and (requests := sys.modules.get("starlette.requests")):
         parameter = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=requests.Request)
-        view.__signature__ = inspect.Signature([parameter])
+        more, names = [*inspect.signature(handler).parameters.values()][2:], getattr(handler, "__globals__", {})
+        more = [p.replace(annotation=eval(p.annotation, names)) if isinstance(p.annotation, str) else p for p in more]
+        view.__signature__ = inspect.Signature([parameter, *more])
     return view  # type: ignore[no-any-return]

@@ -20,11 +20,11 @@ def check(value: Any, path: str = "$") -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"{path} has the key {key!r}, which is no string")
-            check(key, f"{path}, key {key!r},")
-            check(item, f"{path}.{key}")
+            check(key, f"{path:.200}, key {key!r},")
+            check(item, f"{path:.200}.{key}")  # cut: each item has a path, and a key can have megabytes
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            check(item, f"{path}[{index}]")
+            check(item, f"{path:.200}[{index}]")
     elif not isinstance(value, (int, float, type(None))):
         raise TypeError(f"{path} is a {type(value).__name__}, which JSON cannot hold: convert it, to a string for example")
 
