@@ -73,30 +73,34 @@ class Core:
         self.asynchronous, self.schema, self.on_outcome = asynchronous, schema, on_outcome
         self.run: Callable[[Steps[Any]], Any] = arun if asynchronous else run
         self.driver = driver_of(source, asynchronous)
-        s = quoted(schema) + ".idem_"
-        text, jsonb = f"CAST({MARK} AS pg_catalog.text)", f"CAST(CAST({MARK} AS pg_catalog.text) AS pg_catalog.jsonb)"
-        wait, token = f"pg_catalog.make_interval(secs => CAST({MARK} AS pg_catalog.float8))", f"CAST({MARK} AS bigint)"
+        s, xact = quoted(schema) + ".idem_", "pg_catalog.pg_current_xact_id()"
+        def cast(what: str, kind: str = "text") -> str:  # qualified: anybody can make types in pg_temp
+            return f"CAST({what} AS pg_catalog.{kind})"
+        text, jsonb, xid = cast(MARK), cast(cast(MARK), "jsonb"), cast(cast(MARK), "xid8")
+        wait, token = f"pg_catalog.make_interval(secs => {cast(MARK, 'float8')})", cast(MARK, "int8")
         key = f"{text}, {text}, scope => {text}"
         claim = f"{key}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
-        self.CLAIM = f"SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at FROM {s}try_claim({claim})"
+        self.CLAIM = f"SELECT {cast('outcome')}, {cast('result')}, expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
-        self.CALL = (f"SELECT CAST(r AS pg_catalog.text), CAST({s}outcome() AS pg_catalog.text) FROM {s}call({key}, function => {text},"
-                     f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.STATUS = f"SELECT CAST({s}status({key}) AS pg_catalog.text)"
+        arguments = f"{key}, function => {text}, arguments => {jsonb}, wait => {wait}"
+        self.CALL = f"SELECT {cast('r')}, {cast(s + 'outcome()')} FROM {s}call({arguments}) AS r"
+        self.STATUS = f"SELECT {cast(f'{s}status({key})')}"
         self.FORGET = f"SELECT {s}forget({key})"
-        self.LOOKUP = ("SELECT CAST(state AS pg_catalog.text), expires_at, lease_until, fingerprint, committed_at,"
-                       f" CAST(result AS pg_catalog.text), CAST(progress AS pg_catalog.text) FROM {s}lookup({key})")  # fmt: skip
+        stored = f"{cast('state')}, expires_at, lease_until, fingerprint, committed_at, {cast('result')}, {cast('progress')}"
+        self.LOOKUP = f"SELECT {stored} FROM {s}lookup({key})"
         columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::pg_catalog.text"
         arrays = ", ".join(f"pg_catalog.array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
-        self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
-        self.LEASE = ("SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at, CAST(progress AS pg_catalog.text), token"
+        self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, {cast(MARK, 'int4')}) AS l"
+        self.LEASE = (f"SELECT {cast('outcome')}, {cast('result')}, expires_at, {cast('progress')}, token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
-        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS pg_catalog.text)"
-        self.FENCE = (f"SELECT CAST({s}fence({key}, token => {token}) AS pg_catalog.text),"
-                      " CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")  # fmt: skip
+        self.EXTEND = f"SELECT {cast(f'{s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb})')}"
+        self.FENCE = f"SELECT {cast(f'{s}fence({key}, token => {token})')}, {cast(xact)}"
+        self.COMMITTED = f"SELECT {xid} < {xact} AND pg_catalog.pg_xact_status({xid}) = 'committed'"
+        # The token is good outside of the fence, too: so see that this is still the transaction that has it.
+        wrong = cast(cast(f"{cast(xact)} || ' is not the transaction of the fence'", "int4"))
+        self.IN_FENCE = f"SELECT CASE WHEN {xact} = {xid} THEN {cast('%s')} ELSE {wrong} END"
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
-        self.UNTIL = f"SELECT CAST(lease_until AS pg_catalog.text) FROM {s}lookup({key})"
 
     def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         """A statement of ours: its errors become this package's."""
@@ -106,13 +110,6 @@ class Core:
             if (translated := errors.translated(error, self.schema, function)) is error:
                 raise
             raise translated from error
-
-    def fenced(self, sql: str) -> str:
-        """The statement in the transaction that its first argument names, where the fence is; else an error.  The token
-        is good in any transaction."""
-        this, text = "CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)", "pg_catalog.text"
-        return (f"SELECT CASE WHEN {this} OPERATOR(pg_catalog.=) CAST({MARK} AS {text}) THEN CAST(({sql}) AS {text}) ELSE CAST(CAST("
-                f"pg_catalog.concat({this}, ' is not the transaction of the fence') AS integer) AS {text}) END")  # fmt: skip
 
     def settled(self, steps: Steps[Any]) -> Steps[Any]:
         """The end of a claim without a lease."""

@@ -16,7 +16,7 @@ from typing import Any
 from . import errors
 from .core import Core, Request, log
 from .drivers import Steps, arun, run
-from .errors import CommitUnknown, Failed, IdemError, InProgress, Invalid, Mismatch, Refused, Stale, TimedOut, Unknown
+from .errors import IdemError, Invalid, Refused
 from .values import Duration, dumps
 
 STORED = set("content-type content-language content-encoding content-disposition cache-control vary location etag"
@@ -95,10 +95,7 @@ def problem(status: int, kind: str, title: str, detail: str | None = None, again
     return Reply(status, headers, json.dumps(body).encode())
 
 
-KINDS = {
-    InProgress: "in-progress", TimedOut: "timed-out", Mismatch: "key-reused", Stale: "stale", Unknown: "unknown",
-    Failed: "failed", CommitUnknown: "unavailable", Invalid: "key-invalid",
-}  # fmt: skip
+KINDS = {"mismatch": "key-reused", "invalid": "key-invalid", "commit_unknown": "unavailable"}  # else as the outcome
 
 
 def parse_key(header: str) -> str | None:
@@ -194,10 +191,10 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
         return rollback.reply
     except IdemError as error:
         of_scope = isinstance(error, Invalid) and str(error).startswith("scope")
-        if type(error) not in KINDS or request.stage == "handler" or of_scope or header is None:
+        if error.status == 500 or request.stage == "handler" or of_scope or header is None:
             raise
-        detail = None if isinstance(error, Failed) else str(error).split("\n")[0]
-        return problem(error.status, KINDS[type(error)], str(error.__doc__).rstrip("."), detail, error.retryable)
+        kind, detail = KINDS.get(error.outcome, error.outcome.replace("_", "-")), str(error).split("\n")[0]
+        return problem(error.status, kind, str(error.__doc__).rstrip("."), detail, error.retryable)
     except Exception as error:
         bug = type(error).__name__ in ("PoolClosed", "InterfaceError")  # the pool is not open yet, or no more
         if not request.spent and (request.stage != "connect" or bug or not errors.of_driver(error)):

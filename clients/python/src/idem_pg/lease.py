@@ -63,57 +63,54 @@ class Lease:
         yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True), False)
         self._ends = before + self._length
 
+    def _in_fence(self, work: Callable[[Any], Steps[Any]]) -> Steps[None]:
+        """work(tx), which returns the last statement, in a fenced transaction: again if it is lost, unless it has committed."""
+        core, request, tried = self._core, self._request(), list[str]()  # tried: the transaction whose COMMIT was sent
+        def body(tx: Any) -> Steps[None]:
+            request.stage, row = "claim", None
+            try:
+                row = yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+            except LeaseLost:  # also if the one in `tried` has settled the request
+                if not tried:
+                    raise
+                yield from core.driver.rollback(tx)
+            if tried and (yield from core.driver.query(tx, core.COMMITTED, tried * 2))[0]:
+                return
+            if row is None:
+                raise LeaseLost()
+            request.stage, request.unanswered = "handler", False
+            sql, args = yield from work(tx)
+            request.stage, tried[:] = "commit", [row[1]]
+            yield from core.ask(core.driver.finish(tx, core.IN_FENCE % sql.removeprefix("SELECT "), (row[1], *args)))
+        yield from self._known(core.repeat(request, body))
+
     @here
     def transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
         """Runs handler(tx) in a transaction that is committed only if the lease is still held; returns its value.
         Again after a conflict or a lost connection; also if COMMIT was not answered, unless it was executed."""
-        core, request = self._core, self._request()
-        tried: list[Any] = []  # of an attempt whose COMMIT was sent: the end of the lease that it wrote, and the value
-        def body(tx: Any) -> Steps[Any]:
-            request.stage = "claim"
-            xid = (yield from core.ask(core.driver.begin(tx, core.FENCE, self._held)))[1]
-            if tried:
-                row = yield from core.ask(core.driver.query(tx, core.UNTIL, request.key))
-                if row is not None and row[0] == tried[0]:
-                    return tried[1]
-                request.unanswered = False
-            request.stage = "handler"
+        done: list[Any] = []
+        def work(tx: Any) -> Steps[Any]:
             value = yield handler(tx)
-            before, last = time.monotonic(), (xid, *self._held, self._length, None)
-            row = yield from core.ask(core.driver.query(tx, core.fenced(core.EXTEND), last))
-            request.stage, tried[:] = "commit", [row[0], value]
-            yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
-            self._ends = before + self._length
-            return value
-        return (yield from self._known(core.repeat(request, body)))
+            done[:] = [time.monotonic(), value]
+            return self._core.EXTEND, (*self._held, self._length, None)  # the lease must not end with this transaction
+        yield from self._in_fence(work)
+        self._ends = done[0] + self._length
+        return done[1]
 
     @here
     def settle(self, value: Any = None, handler: Callable[[Any], Any] | None = None) -> Steps[Answer]:
         """Runs handler(tx) in a fenced transaction that also stores the value and ends the request.  Without a call of
         it, the value that the handler of the lease returns is settled."""
-        core, request = self._core, self._request()
-        text, done = dumps(value), list[str]()
-        def body(tx: Any) -> Steps[None]:
-            request.stage = "claim"
-            try:
-                xid = (yield from core.ask(core.driver.begin(tx, core.FENCE, self._held)))[1]
-            except LeaseLost:
-                if not request.unanswered:
-                    raise
-                # Settled already.  By the attempt whose answer was lost?  Then the server takes the repeat.
-                yield from core.driver.rollback(tx)
-                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._held[3])))
-                return
-            request.stage, request.unanswered, done[:] = "handler", False, [core.COMPLETE, text]
+        core, text, done = self._core, dumps(value), list[str]()
+        def work(tx: Any) -> Steps[Any]:
+            done[:] = [core.COMPLETE, text]
             try:
                 if handler is not None:
                     yield handler(tx)
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
-            request.stage = "commit"
-            last = (xid, *request.key, done[1], self._held[3])
-            yield from core.ask(core.driver.finish(tx, core.fenced(done[0]), last))
-        yield from self._known(core.repeat(request, body))
+            return done[0], (*self._held[:3], done[1], self._held[3])
+        yield from self._in_fence(work)
         self._over.set()
         if done[0] == core.FAIL:
             raise Failed(loads(done[1]), replayed=False)
