@@ -40,9 +40,8 @@ FOUND = """SELECT has_schema_privilege(n.oid, 'USAGE') AND has_function_privileg
 def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
     """What `check` tells: whether it is well, None for what is only to be known, and a sentence."""
     import psycopg
-    info, name = connection.info, quoted(schema)
-    at = f"database: {info.dbname} at {info.host}, port {info.port}"
-    yield info.server_version >= 150000, f"{at}: PostgreSQL {info.server_version // 10000}; 15 or later is needed"
+    info, name, version = connection.info, quoted(schema), connection.info.server_version // 10000
+    yield version >= 15, f"database: {info.dbname} at {info.host}, port {info.port}: PostgreSQL {version}; 15 or later is needed"
     found = connection.execute(FOUND, (schema,)).fetchone()
     if found is None:
         yield False, f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE"

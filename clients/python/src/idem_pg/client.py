@@ -2,16 +2,15 @@
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any
 from uuid import UUID
 
 from . import lease as leases
 from .core import Answer, Core, Event, Request
-from .drivers import Steps, T, arun, run
+from .drivers import P, Steps, T, arun, run
 from .http import Options, decorator
 from .values import Duration, loads, seconds
 
-P = ParamSpec("P")
 Id = str | int | UUID
 Handler = Callable[[Any], Any]
 

@@ -153,6 +153,8 @@ class Core:
             return errors.lost(error, type(error).__name__ not in final and errors.sqlstate(error) is None)
         if request.stage == "claim" and isinstance(error, (InProgress, errors.TimedOut)):
             return request.lost
+        if request.stage == "claim" and request.unanswered and (errors.sqlstate(error) or "")[:2] in ("25", "53", "55", "57"):
+            return True  # a server on its way up or down: what has become of that COMMIT is not known yet
         lost = errors.lost(error, broken)
         request.lost, request.unanswered = request.lost or lost, request.unanswered or (lost and request.stage == "commit")
         return lost or errors.conflict(error)
@@ -248,7 +250,8 @@ class Core:
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
                     row = yield from self.driver.query(tx, self.LOOKUP, request.key)
-                    raise Failed(loads(row[5])) from error
+                    if row is not None and row[0] == "failed":  # else the function has met another request that failed
+                        raise Failed(loads(row[5])) from error
                 if errors.lost(error, self.driver.closed(tx)):
                     request.stage = "commit"  # the statement may have been executed
                 raise

@@ -126,10 +126,10 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
         detail = f"store a reference to it, or raise result_max_bytes of the scope in {quoted(schema)}.idem_scopes"
     if code in BY_SQLSTATE:
         return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text)
-    if code == "25P02":
-        return HandlerSwallowedError()
     if code == "22P02" and "transaction of the fence" in text:
         return HandlerEndedTransaction()
+    if code == "25P02":
+        return HandlerSwallowedError()
     if code == "3F000" or (code == "42883" and function in text):
         return NotInstalled(f"idem is not in schema {schema}: run python -m idem_pg install --schema {schema}")
     if code == "42501" and (function in text or f" {schema}" in text):

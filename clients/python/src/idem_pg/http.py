@@ -36,7 +36,7 @@ def reply(status: int = 200, body: Any = None, headers: dict[str, str] | Iterabl
     """A response of a handler: bytes and text are sent as they are, anything else but None as JSON."""
     if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
         raise TypeError(f"reply(status, body, headers): the status comes first, an integer from 200 to 599, not {status!r}")
-    pairs = list(headers.items() if isinstance(headers, dict) else headers)
+    pairs = [(name, str(value)) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
     if isinstance(body, bytes):
         data, kind = body, "application/octet-stream"
     elif isinstance(body, str):
@@ -279,11 +279,7 @@ def decorator(core: Core, options: Options, handler: Callable[..., Any]) -> Call
         out = await arun(serve(core, options, incoming, lambda tx: handler(tx, request, **arguments)))
         return to_response(request, out)
     def synchronous(*args: Any, **arguments: Any) -> Any:
-        if args:
-            request = args[0]
-        else:
-            import flask
-            request = flask.request._get_current_object()
+        request = args[0] if args else sys.modules["flask"].request._get_current_object()
         if framework(request) == "starlette":
             raise TypeError("Starlette and FastAPI need AsyncIdem")
         out = run(serve(core, options, incoming_of(request, options.limit), lambda tx: handler(tx, request, **arguments)))

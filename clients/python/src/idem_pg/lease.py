@@ -6,14 +6,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 from .core import Answer, Core, Request, log
-from .drivers import Steps, arun, run
+from .drivers import P, Steps, arun, run
 from .errors import Failed, LeaseLost, Refused
 from .values import dumps, loads
-
-P = ParamSpec("P")
 
 
 def here(method: Callable[P, Steps[Any]]) -> Callable[P, Any]:
