@@ -25,6 +25,7 @@ KINDS = ["flask-psycopg", "starlette-psycopg_async", "starlette-asyncpg", "fasta
 class Service:
     def __init__(self, kind, database):
         framework, driver = kind.split("-")
+        self.reads = framework in ("starlette", "fastapi")
         self.world = World("psycopg", database)  # its observer and its proxy
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -144,6 +145,13 @@ def test_upload(service, body):
         assert ("idempotent-replayed" in got) == replayed
     assert service.world.payments() == 1
     assert service.request("POST", "/upload", body + b"x", key=service.key, headers=headers)[0] == 422
+
+
+def test_body_that_is_too_large(service):
+    size = 10 * 1024 * 1024 + 1
+    declared = {"Content-Length": str(size)}  # Flask and Django answer before they have read the body
+    status, headers, body = service.request("POST", "/upload", b"x" * (size if service.reads else 1), key=service.key, headers=declared)
+    assert (status, json.loads(body)["type"], service.world.payments()) == (413, "urn:idem:too-large", 0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
