@@ -243,23 +243,18 @@ def test_collisions():
 
 
 def test_the_time_for_a_fingerprint_does_not_depend_on_what_is_sent():
-    def cost(body):
+    def cost(function, *arguments):
         costs = []
         for _ in range(3):
             before = time.process_time()
-            guard.fingerprint("POST", "/", "application/json", body)
+            function(*arguments)
             costs.append(time.process_time() - before)
         return min(costs)
-    size = 200_000
-    text = cost(b'"' + b"x" * size * 2 + b'"')
-    assert cost(b'{"' + b"k" * size + b'": [' + b"1," * (size // 2) + b"1]}") < 50 * text
-    assert cost(b"[" + (b"1" * 499 + b",") * (size // 250) + b"1]") < 50 * text
-
-
-def test_check_of_a_long_key():
-    before = time.process_time()
-    check({"k" * 1_000_000: [1] * 100_000})
-    assert time.process_time() - before < 5
+    size = 500_000
+    body = b'{"' + b"k" * size + b'": [' + b"1," * (size // 2) + b"1]}"
+    parsed = cost(json.loads, body)
+    assert cost(guard.fingerprint, "POST", "/", "application/json", body) < 40 * parsed
+    assert cost(check, json.loads(body)) < 60 * parsed
     with pytest.raises(TypeError, match=r"^\$\.a\[1\] is nan"):
         check({"a": [1, float("nan")]})
 
