@@ -59,9 +59,10 @@ def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
         return
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
         cleaning = str(error.diag.message_primary)
-    how = f"let a timer run CALL {name}.idem_cleanup_all(), as idem's owner or an operator"
+    how = f"; let a timer run CALL {name}.idem_cleanup_all(), as idem's owner or an operator"
+    how += ", or preload idem, with this database in idem.cleanup_databases" * (extension == "idem")
     well = cleaning.startswith(("worker", "sessions"))
-    yield well or None, f"cleaning: {cleaning}" + ("" if well else f"; {how}" + ", or preload idem" * (extension == "idem"))
+    yield well or None, f"cleaning: {cleaning}" + ("" if well else how)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
