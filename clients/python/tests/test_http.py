@@ -25,6 +25,7 @@ KINDS = ["flask-psycopg", "starlette-psycopg_async", "starlette-asyncpg", "fasta
 class Service:
     def __init__(self, kind, database):
         framework, driver = kind.split("-")
+        self.reads = framework in ("starlette", "fastapi")
         self.world = World("psycopg", database)  # its observer and its proxy
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -146,6 +147,13 @@ def test_upload(service, body):
     assert service.request("POST", "/upload", body + b"x", key=service.key, headers=headers)[0] == 422
 
 
+def test_body_that_is_too_large(service):
+    size = 10 * 1024 * 1024 + 1
+    declared = {"Content-Length": str(size)}  # Flask and Django answer before they have read the body
+    status, headers, body = service.request("POST", "/upload", b"x" * (size if service.reads else 1), key=service.key, headers=declared)
+    assert (status, json.loads(body)["type"], service.world.payments()) == (413, "urn:idem:too-large", 0)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_lost_commit(service, when):
     service.world.proxy.cut(when)
@@ -187,6 +195,29 @@ def test_lease(service):
     assert (calls, service.world.payments()) == (1, 1)
 
 
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("status, value", [(201, "/x\r\nX-Evil: 1"), (99, "/x"), (600, "/x")])
+def test_what_cannot_be_sent_is_not_stored(database, status, value):
+    flask = pytest.importorskip("flask")
+    world, app = World("psycopg", database), flask.Flask("shop")
+    app.testing = True
+
+    @app.post("/")
+    @world.idem.http(scope="sent", user=lambda request: "anna")
+    def view(tx, request):
+        tx.execute("INSERT INTO payments (amount) VALUES (1)")
+        return guard.reply(status, {}, {"Location": value})
+
+    with pytest.raises((TypeError, ValueError)):
+        app.test_client().post("/", headers={"Idempotency-Key": world.id})
+    assert world.payments() == 0 and world.idem.status(user="anna", id=world.id, scope="sent") is None
+    world.close()
+
+
+def test_headers_are_text():
+    assert guard.reply(200, None, {"Retry-After": 5}).headers == [("Retry-After", "5")]
+
+
 def test_keys():
     assert [guard.parse_key(k) for k in ('"a b"', r'"a\"\\"', "abc", 'a"b', ' "x" ')] == ["a b", 'a"\\', "abc", 'a"b', "x"]
     assert [guard.parse_key(k) for k in ('"', '""', "", "ü", '"a', r'"\a"', '"a"; x')] == [None] * 7
@@ -212,23 +243,18 @@ def test_collisions():
 
 
 def test_the_time_for_a_fingerprint_does_not_depend_on_what_is_sent():
-    def cost(body):
+    def cost(function, *arguments):
         costs = []
         for _ in range(3):
             before = time.process_time()
-            guard.fingerprint("POST", "/", "application/json", body)
+            function(*arguments)
             costs.append(time.process_time() - before)
         return min(costs)
-    size = 200_000
-    text = cost(b'"' + b"x" * size * 2 + b'"')
-    assert cost(b'{"' + b"k" * size + b'": [' + b"1," * (size // 2) + b"1]}") < 50 * text
-    assert cost(b"[" + (b"1" * 499 + b",") * (size // 250) + b"1]") < 50 * text
-
-
-def test_check_of_a_long_key():
-    before = time.process_time()
-    check({"k" * 1_000_000: [1] * 100_000})
-    assert time.process_time() - before < 5
+    size = 500_000
+    body = b'{"' + b"k" * size + b'": [' + b"1," * (size // 2) + b"1]}"
+    parsed = cost(json.loads, body)
+    assert cost(guard.fingerprint, "POST", "/", "application/json", body) < 40 * parsed
+    assert cost(check, json.loads(body)) < 60 * parsed
     with pytest.raises(TypeError, match=r"^\$\.a\[1\] is nan"):
         check({"a": [1, float("nan")]})
 
@@ -241,15 +267,15 @@ def serve(handler, header="k", body=b"{}", **options):
     """What is stored of one request, or the reply without a key."""
     class Core(guard.Core):
         def __init__(self):
-            pass
+            self.run = run
 
         def observed(self, request, steps):
             return steps
 
         def once(self, request, work, claim=True):
             if not claim:
-                return (yield from work(None))
-            raise Stored((yield from work(None)))
+                return (yield work(None))
+            raise Stored((yield work(None)))
     incoming = guard.Incoming(None, "POST", "/", lambda name: header if name == "Idempotency-Key" else None, body)
     options = guard.Options("", lambda request: "anna", **options)
     return run(guard.serve(Core(), options, incoming, handler))
@@ -303,7 +329,7 @@ def test_fastapi_sees_the_dependencies_of_a_handler(token, expected):
         got.append(arguments)
         return idem_pg.reply(201)
     def once(request, work, claim):
-        yield from work(None)
+        yield work(None)
     idem._core.once = once
     @app.post("/{account}")
     @idem.http(scope="", user=lambda request: "anna", required=False)

@@ -32,18 +32,35 @@ def empty(monkeypatch):
 @needs_sql
 def test_install_and_check(empty, capsys):
     assert tool.main(["check", "--schema", "my idem"]) == 1
-    assert "MEND idem: not in schema my idem" in capsys.readouterr().out
+    lines = capsys.readouterr().out
+    assert "MEND idem: not in schema my idem" in lines
+    assert lines.startswith(f"ok   database: idem_python_empty at {os.environ['PGHOST']}, port ")
     for _ in range(2):
         assert tool.main(["install", "--schema", "my idem", "--grant", "pg_read_all_data"]) == 0
     capsys.readouterr()
-    tool.main(["check", "--schema", "my idem"])
+    assert tool.main(["check", "--schema", "my idem"]) == 0
     lines = capsys.readouterr().out
+    assert "\nnote cleaning: nobody" in lines and 'CALL "my idem".idem_cleanup_all(), as idem\'s owner or an operator' in lines
     assert "ok   edition: portable" in lines and "ok   version: 1.0.0" in lines and "ok   rights" in lines
     with psycopg.connect() as connection:
         before = connection.execute("SHOW search_path").fetchone()
         tool.migrate(connection, "my idem", ["pg_monitor"])
         assert connection.execute("SHOW search_path").fetchone() == before
     assert idem_pg.Idem(psycopg.connect, "my idem").once(lambda tx: 1, user="anna", id="1").value == 1
+
+
+@needs_sql
+def test_install_without_rights(empty, monkeypatch, capsys):
+    with psycopg.connect(autocommit=True) as connection:
+        connection.execute("CREATE ROLE idem_stranger LOGIN; CREATE SCHEMA taken")
+        monkeypatch.setenv("PGUSER", "idem_stranger")
+        try:
+            for schema in ("idem", "taken"):
+                assert tool.main(["install", "--schema", schema]) == 2
+                told = capsys.readouterr().err
+                assert "run it as the owner of the database, or as a role with CREATE on it" in told and "psql" not in told
+        finally:
+            connection.execute("DROP ROLE idem_stranger")
 
 
 def test_check_of_the_database_of_the_tests(monkeypatch, capsys):

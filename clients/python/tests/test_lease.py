@@ -1,5 +1,7 @@
 """Leases: heartbeat, fences, settlements, lost answers; within a transaction of the caller."""
 
+import asyncio
+import threading
 import time
 
 import psycopg
@@ -93,6 +95,36 @@ def test_refused(world):
     assert world.payments() == 1
 
 
+@pytest.mark.parametrize("ends, rows", [(["COMMIT"], 2), (["ROLLBACK"], 1), (["COMMIT", "BEGIN"], 1)])
+@pytest.mark.parametrize("how", ["settle", "transaction"])
+def test_work_ends_the_transaction_of_the_lease(world, how, ends, rows):
+    def end_itself(tx):
+        yield from pay(1)(tx)
+        for end in ends:
+            method = None if world.driver == "asyncpg" else getattr(tx, end.lower(), None)
+            yield method() if method else tx.execute(end)
+        yield from pay(2)(tx)
+
+    def work(held):
+        yield held.settle(1, world.handler(end_itself)) if how == "settle" else held.transaction(world.handler(end_itself))
+
+    with pytest.raises(idem_pg.HandlerEndedTransaction, match="with a lease as in progress"):
+        leased(world, work)
+    assert state(world)[0] == "in_progress" and world.payments() == rows
+
+
+def test_long_work_ends_the_transaction_of_the_lease(world):
+    def end_itself(tx):
+        yield tx.execute("ROLLBACK")
+        yield pause(world, 0.4)  # more than a third of the lease, which is renewed then
+
+    def work(held):
+        yield held.transaction(world.handler(end_itself))
+
+    with pytest.raises(idem_pg.HandlerEndedTransaction):
+        leased(world, work)
+
+
 def test_fenced_transaction_is_longer_than_the_lease(world):
     def long(tx):
         yield from pay()(tx)
@@ -114,7 +146,7 @@ def test_replaced_holder(world):
 
     def work(held):
         yield held.record("mine")
-        held._stop()  # its heartbeat is cut
+        held._over.set()  # its heartbeat is cut
         yield pause(world, 0.5)
         with pytest.raises(idem_pg.LeaseLost):
             held.check()
@@ -161,6 +193,28 @@ def test_lost_connection(world, when, needle, at):
     assert world.observer.execute("SELECT array_agg(amount ORDER BY amount) FROM payments").fetchone()[0] == [1, 30]
 
 
+def test_lost_commit_while_the_heartbeat_waits(world):
+    """The heartbeat, which has just seen no fence, writes the end of the lease after the COMMIT that was lost."""
+    beats = []
+
+    def work(held):
+        def steps(tx):
+            yield from pay()(tx)
+            if not beats:
+                steps = held._extend(None)
+                beats.append(asyncio.ensure_future(arun(steps)) if world.asynchronous
+                             else threading.Thread(target=run, args=(steps,)))  # fmt: skip
+                world.asynchronous or beats[0].start()
+                yield pause(world, 0.5)
+                world.proxy.cut("after", b"COMMIT")
+
+        yield held.transaction(world.handler(steps))
+        yield beats[0] if world.asynchronous else beats[0].join()
+
+    leased(world, work, lease=30)
+    assert world.proxy.cuts == 1 and world.payments() == 1
+
+
 def test_within(world):
     if world.driver == "psycopg":
         connection = psycopg.connect(dbname=world.database)
@@ -199,6 +253,14 @@ def test_within(world):
     assert world.payments() == 0
     world.go(connection.execute("COMMIT"))
     assert world.payments() == 2
+
+    def end_itself(tx):
+        yield tx.execute("ROLLBACK")
+
+    world.go(connection.execute("BEGIN"))
+    world.id += "2"
+    with pytest.raises(idem_pg.HandlerEndedTransaction):
+        within(end_itself)
     world.go(connection.close())
 
 

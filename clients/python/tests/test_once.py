@@ -63,6 +63,37 @@ def test_commit_unknown(world):
     assert world.payments() == 1
 
 
+def test_commit_unknown_and_then_no_server_that_writes(world):
+    world.idem = world.connect(1)
+
+    def steps(tx):
+        world.observer.execute(f'ALTER DATABASE "{world.database}" SET default_transaction_read_only = on')
+        world.proxy.cut("after", b"COMMIT")
+        return pay()(tx)
+
+    try:
+        with pytest.raises(idem_pg.CommitUnknown):
+            world.once(steps, attempts=2)
+    finally:
+        world.observer.execute(f'ALTER DATABASE "{world.database}" RESET default_transaction_read_only')
+    world.idem = world.connect()
+    assert world.once(pay()).replayed and world.payments() == 1
+
+
+def test_isolation_of_the_connection(world):
+    if world.driver != "psycopg":
+        pytest.skip("a function that connects")
+
+    def connect():
+        connection = psycopg.connect(dbname=world.database)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return connection
+
+    answer = idem_pg.Idem(connect).once(
+        lambda tx: tx.execute("SHOW transaction_isolation").fetchone()[0], user="anna", id=world.id)
+    assert answer.value == "repeatable read"
+
+
 def test_attempts_spent_before_commit(world):
     world.proxy.cut("before", b"INSERT", 99)
     with pytest.raises(Exception) as caught:
@@ -125,6 +156,7 @@ def test_error_of_the_handler(world):
 
     with pytest.raises(ZeroDivisionError) as caught:
         world.once(steps)
+    assert (world.events[-1].outcome, world.events[-1].error) == ("error", bug)
     assert caught.value is bug and len(seen) == 1 and world.payments() == 0
     assert not world.once(pay()).replayed
 
@@ -163,7 +195,7 @@ def test_handler_ends_transaction(world, end):
         yield tx.execute(end)
         return 1
 
-    with pytest.raises(idem_pg.HandlerEndedTransaction):
+    with pytest.raises(idem_pg.HandlerEndedTransaction, match="counts as executed"):
         world.once(steps)
     assert not world.once(pay(), id=world.id + "2").replayed
 
@@ -248,9 +280,26 @@ def test_invalid(world, options):
 
 
 def test_too_large(world):
-    with pytest.raises(idem_pg.TooLarge):
+    with pytest.raises(idem_pg.TooLarge, match="raise result_max_bytes of the scope"):
         world.once(pay(value="x" * 2_000_000))
     assert world.payments() == 0
+
+
+def test_no_rights(world, monkeypatch):
+    world.observer.execute("CREATE ROLE idem_stranger LOGIN")
+    monkeypatch.setenv("PGUSER", "idem_stranger")
+    key = {"user": "anna", "id": world.id}
+    try:
+        idem = world.connect()
+        with pytest.raises(idem_pg.NoRights, match="idem_grant.*'app'"):
+            world.go(idem.status(**key))
+        world.observer.execute("SELECT idem.idem_grant('idem_stranger', 'app')")
+        assert world.go(idem.status(**key)) is None
+        for call in (lambda: idem.forget(**key), lambda: idem.lapsed()):
+            with pytest.raises(idem_pg.NoRights, match="idem_grant.*'operator'"):
+                world.go(call())
+    finally:
+        world.observer.execute("DROP OWNED BY idem_stranger; DROP ROLE idem_stranger")
 
 
 def test_in_flight(world):
@@ -306,6 +355,11 @@ def test_call_of_a_failed_request(world):
     with pytest.raises(idem_pg.Failed) as caught:
         world.go(world.idem.call("pay(text, int)", {"reference": "r", "amount": 3}, user="anna", id=world.id))
     assert caught.value.stored == "no" and caught.value.replayed
+    # A function that meets it has not failed itself.
+    world.observer.execute("CREATE OR REPLACE FUNCTION meet(id text) RETURNS boolean LANGUAGE sql AS $$ SELECT idem.idem_claim('anna', id) $$")
+    with pytest.raises(Exception) as caught:
+        world.go(world.idem.call("meet(text)", {"id": world.id}, user="anna", id=world.id + "-2"))
+    assert errors.sqlstate(caught.value) == "ID417" and not isinstance(caught.value, idem_pg.IdemError)
 
 
 def test_call_of_a_function_that_fails_the_request(world):
@@ -378,6 +432,30 @@ def test_cancelled(world):
     world.go(cancel(b""))
     assert not world.once(pay(), wait=5).replayed
     assert world.payments() == 1
+
+
+def test_cancelled_while_the_pool_is_checked(world):
+    """A pool whose check is interrupted loses the places of the connections that it has in hand."""
+    if world.driver != "psycopg_async":
+        pytest.skip("a pool of psycopg")
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def check():
+        began.set()
+        await asyncio.sleep(0.1)
+        ended.set()
+
+    async def cancel():
+        task = asyncio.ensure_future(world.idem.once(world.handler(pay()), user="anna", id=world.id))
+        await asyncio.wait_for(began.wait(), 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(ended.wait(), 20)
+
+    world.pools[0].check = check
+    world.proxy.cut("before", b"COMMIT")
+    world.go(cancel())
 
 
 def places(world):

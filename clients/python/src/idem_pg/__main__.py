@@ -7,15 +7,15 @@ from importlib.resources import files
 from typing import Any
 
 from . import __version__
+from .values import quoted
 
 
 def sql(schema: str = "idem", grant: Sequence[str] = ()) -> str:
     """The portable edition as SQL for one transaction: installs or upgrades it; roles in `grant` may use it then."""
-    name, quoted = (q + schema.replace(q, q + q) + q for q in "\"'")
-    grants = "".join("SELECT {}.idem_grant('{}', 'app');\n".format(name, role.replace("'", "''")) for role in grant)
-    text = files(__package__ or "idem_pg").joinpath("idem-portable-plain.sql").read_text()
+    name, mark, text = quoted(schema), "'", files(__package__ or "idem_pg").joinpath("idem-portable-plain.sql").read_text()
+    grants = "".join(f"SELECT {name}.idem_grant({quoted(role, mark)}, 'app');\n" for role in grant)
     return f"""DO $$ BEGIN
-	IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = {quoted}) THEN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = {quoted(schema, mark)}) THEN
 		CREATE SCHEMA {name};
 	END IF;
 END $$;
@@ -31,40 +31,38 @@ def migrate(connection: Any, schema: str = "idem", grant: Sequence[str] = ()) ->
     return connection.execute(sql(schema, grant))
 
 
-def look(connection: Any, schema: str) -> Iterator[tuple[bool, str]]:
-    """What `check` tells: whether it is well, and a sentence."""
+FOUND = """SELECT has_schema_privilege(n.oid, 'USAGE') AND has_function_privilege(p.oid, 'EXECUTE'), current_user::text,
+    (SELECT extname::text FROM pg_extension AS e JOIN pg_depend AS d ON d.refobjid = e.oid WHERE d.objid = p.oid AND deptype = 'e')
+    FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace
+    WHERE nspname = %s AND proname = 'idem_try_claim' ORDER BY p.oid LIMIT 1"""
+
+
+def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
+    """What `check` tells: whether it is well, None for what is only to be known, and a sentence."""
     import psycopg
-    def value(text: str, *args: Any) -> Any:
-        row = connection.execute(text.replace("{schema}", '"' + schema.replace('"', '""') + '"'), args).fetchone()
-        return row[0] if row else None
-    version = int(value("SHOW server_version_num"))
-    yield version >= 150000, f"server: PostgreSQL {version // 10000}; 15 or later is needed"
-    function = value("SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %s"
-                     " AND proname = 'idem_try_claim' ORDER BY p.oid LIMIT 1", schema)  # fmt: skip
-    if function is None:
+    info, name, version = connection.info, quoted(schema), connection.info.server_version // 10000
+    yield version >= 15, f"database: {info.dbname} at {info.host}, port {info.port}: PostgreSQL {version}; 15 or later is needed"
+    found = connection.execute(FOUND, (schema,)).fetchone()
+    if found is None:
         yield False, f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE"
         return
-    extension = value(
-        "SELECT extname::text FROM pg_extension JOIN pg_depend ON refobjid = pg_extension.oid WHERE objid = %s"
-        " AND deptype = 'e'", function)  # fmt: skip
+    granted, role, extension = found
     yield True, f"edition: {'C' if extension == 'idem' else 'portable'}"
-    role, granted = value("SELECT current_user::text"), value(
-        "SELECT has_schema_privilege(%s, 'USAGE') AND has_function_privilege(%s::oid, 'EXECUTE')", schema, function)
-    grant = f"not use it; let idem's owner run SELECT {schema}.idem_grant('{role}', 'app')"
+    grant = f"not use it; let idem's owner run SELECT {name}.idem_grant('{role}', 'app')"
     yield granted, f"rights: role {role} may {'use it' if granted else grant}"
-    inside = value("SELECT %s = ANY (current_schemas(false)::text[])", schema)
-    yield True, f"search_path: has {'' if inside else 'not '}{schema}; this client needs it not"
     try:
-        installed = value("SELECT {schema}.idem_version()").split("+")[0]
+        installed = connection.execute(f"SELECT {name}.idem_version()").fetchone()[0].split("+")[0]
         yield installed == __version__, f"version: {installed}, client {__version__}; both should be the same"
-        cleaning = value("SELECT cleaning FROM {schema}.idem_stat_cleanup")
-        how = "preload idem, or call idem_start_worker()" if extension == "idem" else "call idem_cleanup_all() from a timer"
-        well = cleaning.startswith(("worker", "sessions"))
-        yield well, f"cleaning: {cleaning}" + ("" if well else f"; {how}")
+        cleaning = connection.execute(f"SELECT cleaning FROM {name}.idem_stat_cleanup").fetchone()[0]
     except psycopg.errors.InsufficientPrivilege:
-        yield True, "version, cleaning: only idem's owner and operators may look; run this check as one of them"
+        yield None, "version, cleaning: only idem's owner and operators may look; run this check as one of them"
+        return
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
-        yield False, f"cleaning: {error.diag.message_primary}: preload idem"
+        cleaning = str(error.diag.message_primary)
+    how = f"; let a timer run CALL {name}.idem_cleanup_all(), as idem's owner or an operator"
+    how += ", or preload idem, with this database in idem.cleanup_databases" * (extension == "idem")
+    well = cleaning.startswith(("worker", "sessions"))
+    yield well or None, f"cleaning: {cleaning}" + ("" if well else how)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(sql(options.schema, options.grant))
         return 0
     import psycopg
+    marks, found = {True: "ok  ", False: "MEND", None: "note"}, list[tuple[bool | None, str]]()
     try:
         with psycopg.connect(options.dsn, autocommit=options.command == "check") as connection:
             if options.command == "install":
@@ -86,10 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 found = list(look(connection, options.schema))
     except psycopg.Error as error:
-        print(error, file=sys.stderr)
+        denied = isinstance(error, psycopg.errors.InsufficientPrivilege) or "psql -v" in str(error)  # the server's hint
+        how = ": run it as the owner of the database, or as a role with CREATE on it"
+        print(f"{error.diag.message_primary}{how}" if denied else error, file=sys.stderr)
         return 2
-    print(*(f"{'ok  ' if well else 'MEND'} {sentence}" for well, sentence in found), sep="\n")
-    return int(not all(well for well, _ in found))
+    print(*(f"{marks[well]} {sentence}" for well, sentence in found), sep="\n")
+    return int(any(well is False for well, _ in found))
 
 
 if __name__ == "__main__":

@@ -2,24 +2,17 @@
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any
 from uuid import UUID
 
 from . import lease as leases
 from .core import Answer, Core, Event, Request
-from .drivers import Steps, T, arun, run
+from .drivers import P, Steps, T, arun, run
 from .http import Options, decorator
 from .values import Duration, loads, seconds
 
-P = ParamSpec("P")
 Id = str | int | UUID
 Handler = Callable[[Any], Any]
-
-
-def steps_of(handler: Handler) -> Callable[[Any], Steps[Any]]:
-    def steps(tx: Any) -> Steps[Any]:
-        return (yield handler(tx))
-    return steps
 
 
 def blocking(method: Callable[P, Steps[T]]) -> Callable[P, T]:
@@ -57,7 +50,7 @@ class Methods:
         roll back and come through.  params: compared with those of the first execution.  wait: seconds to wait for
         another holder, None for the setting idem.wait."""
         request = Request(user, id, scope, params, wait, attempts)
-        return self._core.observed(request, self._core.once(request, steps_of(handler)))
+        return self._core.observed(request, self._core.once(request, handler))
 
     def _within(
         self, tx: Any, handler: Handler, *, user: Id, id: Id, scope: str = "", params: Any = None,
@@ -68,7 +61,7 @@ class Methods:
         connection repeat your transaction.  After any error the claim and the handler's work are undone, and your
         transaction can go on."""
         request = Request(user, id, scope, params, wait)
-        return self._core.observed(request, self._core.within(tx, request, steps_of(handler)))
+        return self._core.observed(request, self._core.within(tx, request, handler))
 
     def _call(
         self, function: str, arguments: dict[str, Any], *, user: Id, id: Id, scope: str = "",

@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from . import errors
-from .drivers import MARK, Steps, driver_of
+from .drivers import MARK, Steps, arun, driver_of, run
 from .errors import CommitUnknown, Failed, HandlerEndedTransaction, IdemError, InProgress, Invalid, LeaseLost, Refused
-from .values import Duration, check, dumps, loads, seconds
+from .values import Duration, check, dumps, loads, quoted, seconds
 
 log = logging.getLogger("idem_pg")
 
@@ -30,12 +30,13 @@ class Answer:
 @dataclass(frozen=True)
 class Event:
     """What `on_outcome` is told of each once, call, within and lease.  outcome: `claimed` for an execution, `completed`
-    for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took."""
+    for a replay, the outcome of an IdemError, else `error`.  waited: seconds that the claims took.  error: what was raised."""
     scope: str
     outcome: str
     replayed: bool
     waited: float
     attempts: int
+    error: Exception | None = None
 
 
 class Request:
@@ -70,31 +71,36 @@ class Request:
 class Core:
     def __init__(self, source: Any, asynchronous: bool, schema: str, on_outcome: Any) -> None:
         self.asynchronous, self.schema, self.on_outcome = asynchronous, schema, on_outcome
+        self.run: Callable[[Steps[Any]], Any] = arun if asynchronous else run
         self.driver = driver_of(source, asynchronous)
-        s = '"' + schema.replace('"', '""') + '".idem_'
-        text, jsonb = f"CAST({MARK} AS pg_catalog.text)", f"CAST(CAST({MARK} AS pg_catalog.text) AS pg_catalog.jsonb)"
-        wait, token = f"pg_catalog.make_interval(secs => CAST({MARK} AS pg_catalog.float8))", f"CAST({MARK} AS bigint)"
+        s, xact = quoted(schema) + ".idem_", "pg_catalog.pg_current_xact_id()"
+        def cast(what: str, kind: str = "text") -> str:  # qualified: anybody can make types in pg_temp
+            return f"CAST({what} AS pg_catalog.{kind})"
+        text, jsonb, xid = cast(MARK), cast(cast(MARK), "jsonb"), cast(cast(MARK), "xid8")
+        wait, token = f"pg_catalog.make_interval(secs => {cast(MARK, 'float8')})", cast(MARK, "int8")
         key = f"{text}, {text}, scope => {text}"
         claim = f"{key}, fingerprint => {s}fingerprint({jsonb}), wait => {wait}"
-        self.CLAIM = f"SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at FROM {s}try_claim({claim})"
+        self.CLAIM = f"SELECT {cast('outcome')}, {cast('result')}, expires_at FROM {s}try_claim({claim})"
         self.COMPLETE = f"SELECT {s}complete({key}, result => {jsonb}, token => {token})"
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
-        self.CALL = (f"SELECT CAST(r AS pg_catalog.text), CAST({s}outcome() AS pg_catalog.text) FROM {s}call({key}, function => {text},"
-                     f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.RESULT = f"SELECT CAST({s}result({key}) AS pg_catalog.text)"
-        self.STATUS = f"SELECT CAST({s}status({key}) AS pg_catalog.text)"
+        arguments = f"{key}, function => {text}, arguments => {jsonb}, wait => {wait}"
+        self.CALL = f"SELECT {cast('r')}, {cast(s + 'outcome()')} FROM {s}call({arguments}) AS r"
+        self.STATUS = f"SELECT {cast(f'{s}status({key})')}"
         self.FORGET = f"SELECT {s}forget({key})"
-        self.LOOKUP = ("SELECT CAST(state AS pg_catalog.text), expires_at, lease_until, fingerprint, committed_at,"
-                       f" CAST(result AS pg_catalog.text), CAST(progress AS pg_catalog.text) FROM {s}lookup({key})")  # fmt: skip
+        stored = f"{cast('state')}, expires_at, lease_until, fingerprint, committed_at, {cast('result')}, {cast('progress')}"
+        self.LOOKUP = f"SELECT {stored} FROM {s}lookup({key})"
         columns = "scope", "user_id", "request_id", "status", "lease_until", "progress::pg_catalog.text"
         arrays = ", ".join(f"pg_catalog.array_agg(l.{column})" for column in columns)  # one row: the only way to fetch here
-        self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, CAST({MARK} AS integer)) AS l"
-        self.LEASE = ("SELECT CAST(outcome AS pg_catalog.text), CAST(result AS pg_catalog.text), expires_at, CAST(progress AS pg_catalog.text), token"
+        self.LAPSED = f"SELECT {arrays} FROM {s}lapsed({text}, {cast(MARK, 'int4')}) AS l"
+        self.LEASE = (f"SELECT {cast('outcome')}, {cast('result')}, expires_at, {cast('progress')}, token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
-        self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS pg_catalog.text)"
-        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS pg_catalog.text)"
+        self.EXTEND = f"SELECT {cast(f'{s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb})')}"
+        self.FENCE = f"SELECT {cast(f'{s}fence({key}, token => {token})')}, {cast(xact)}"
+        self.COMMITTED = f"SELECT {xid} < {xact} AND pg_catalog.pg_xact_status({xid}) = 'committed'"
+        # The token is good outside of the fence, too: so see that this is still the transaction that has it.
+        wrong = cast(cast(f"{cast(xact)} || ' is not the transaction of the fence'", "int4"))
+        self.IN_FENCE = f"SELECT CASE WHEN {xact} = {xid} THEN {cast('%s')} ELSE {wrong} END"
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
-        self.UNTIL = f"SELECT CAST(lease_until AS pg_catalog.text) FROM {s}lookup({key})"
 
     def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         """A statement of ours: its errors become this package's."""
@@ -104,6 +110,13 @@ class Core:
             if (translated := errors.translated(error, self.schema, function)) is error:
                 raise
             raise translated from error
+
+    def settled(self, steps: Steps[Any]) -> Steps[Any]:
+        """The end of a claim without a lease."""
+        try:
+            return (yield from self.ask(steps))
+        except LeaseLost as error:  # the claim of this transaction is gone
+            raise HandlerEndedTransaction() from error
 
     def repeat(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         """Runs the body with a connection: again after a conflict or a lost connection, while attempts are left."""
@@ -115,7 +128,7 @@ class Core:
                 tx = yield from driver.acquire()
                 answer = yield from body(tx)
             except BaseException as error:
-                broken = tx is not None and (yield from self.abandon(tx, error))
+                broken = tx is not None and (yield from self.leave(tx, error))
                 if not isinstance(error, Exception):
                     raise
                 again = self.again(request, error, broken)
@@ -125,10 +138,7 @@ class Core:
                         raise CommitUnknown() from error
                     raise
             else:
-                try:
-                    yield from driver.release(tx, False)
-                except Exception:  # it is committed, so this is no error of the call
-                    log.warning("a connection could not be given back", exc_info=True)
+                yield from self.leave(tx)
                 return answer
             if request.lost:
                 with contextlib.suppress(Exception):
@@ -143,14 +153,16 @@ class Core:
             return errors.lost(error, type(error).__name__ not in final and errors.sqlstate(error) is None)
         if request.stage == "claim" and isinstance(error, (InProgress, errors.TimedOut)):
             return request.lost
+        if request.stage == "claim" and request.unanswered and (errors.sqlstate(error) or "")[:2] in ("25", "53", "55", "57"):
+            return True  # a server on its way up or down: what has become of that COMMIT is not known yet
         lost = errors.lost(error, broken)
         request.lost, request.unanswered = request.lost or lost, request.unanswered or (lost and request.stage == "commit")
         return lost or errors.conflict(error)
 
-    def abandon(self, tx: Any, error: BaseException) -> Steps[bool]:
-        """Rolls back and gives the connection back.  True: it is lost.  What interrupts a driver (a cancelled task)
-        leaves the connection in a state that nobody knows, so it is closed then."""
-        broken = not isinstance(error, Exception) or self.driver.closed(tx)
+    def leave(self, tx: Any, error: BaseException | None = None) -> Steps[bool]:
+        """Rolls back what is not committed, and gives the connection back.  True: it is lost.  What interrupts a driver (a
+        cancelled task) leaves the connection in a state that nobody knows, so it is closed then."""
+        broken = not isinstance(error, Exception | None) or self.driver.closed(tx)
         try:
             if not broken:
                 yield from self.driver.rollback(tx)
@@ -161,11 +173,6 @@ class Core:
                 yield from self.driver.release(tx, broken)
         return broken
 
-    def over(self, tx: Any) -> Steps[None]:
-        """ROLLBACK after an answer that is known, so its failure is no error."""
-        with contextlib.suppress(Exception):
-            yield from self.driver.rollback(tx)
-
     def outcome(self, row: Any, request: Request) -> Answer | None:
         """None: claimed.  Any outcome but a stored answer is raised."""
         if row[0] == "claimed":
@@ -175,41 +182,36 @@ class Core:
             return Answer(loads(row[1]), True, row[2])
         raise Failed(loads(row[1])) if row[0] == "failed" else errors.BY_OUTCOME[row[0]]()
 
-    def claimed(self, request: Request, steps: Steps[Any]) -> Steps[Any]:
+    def claimed(self, request: Request, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         request.stage, before = "claim", time.monotonic()
         try:
-            return (yield from self.ask(steps))
+            return (yield from self.ask(steps, function))
         finally:
             request.waited += time.monotonic() - before
 
-    def once(self, request: Request, handler: Callable[[Any], Steps[Any]], claim: bool = True) -> Steps[Answer]:
+    def once(self, request: Request, handler: Callable[[Any], Any], claim: bool = True) -> Steps[Answer]:
         """claim: False for a request without a key, where a lost COMMIT cannot be repeated."""
         driver = self.driver
-        def body(tx: Any) -> Steps[Answer | Failed]:
+        def body(tx: Any) -> Steps[Answer]:
             first = (self.CLAIM, request.claim()) if claim else ("SELECT 'claimed', NULL, NULL", ())
             row = yield from self.claimed(request, driver.begin(tx, *first))
             answer = self.outcome(row, request)
             if answer is not None:
-                yield from self.over(tx)
                 return answer
             request.stage, sql = "handler", self.COMPLETE
             try:
-                text = dumps((yield from handler(tx)))
+                text = dumps((yield handler(tx)))
             except Refused as refusal:
                 text, sql = dumps(refusal.value), self.FAIL
             request.stage, request.attempts = "commit", request.attempts if claim else request.attempt
             last = (sql, (*request.key, text, None)) if claim else ("SELECT 1", ())
-            try:
-                yield from self.ask(driver.finish(tx, *last))
-            except LeaseLost as error:  # there is no lease here: the claim of this transaction is gone
-                raise HandlerEndedTransaction() from error
-            return Answer(loads(text), False, row[2]) if sql == self.COMPLETE else Failed(loads(text), replayed=False)
-        answer = yield from self.repeat(request, body)
-        if isinstance(answer, Failed):
-            raise answer
-        return answer  # type: ignore[no-any-return]
+            yield from self.settled(driver.finish(tx, *last))
+            if sql == self.FAIL:
+                raise Failed(loads(text), replayed=False)
+            return Answer(loads(text), False, row[2])
+        return (yield from self.repeat(request, body))  # type: ignore[no-any-return]
 
-    def within(self, tx: Any, request: Request, handler: Callable[[Any], Steps[Any]]) -> Steps[Answer]:
+    def within(self, tx: Any, request: Request, handler: Callable[[Any], Any]) -> Steps[Answer]:
         """Claim, handler and result in the caller's transaction, behind a savepoint."""
         driver = driver_of(tx, self.asynchronous)
         try:
@@ -222,8 +224,8 @@ class Core:
             row = yield from self.claimed(request, driver.query(tx, self.CLAIM, request.claim()))
             answer = self.outcome(row, request)
             if answer is None:
-                text = dumps((yield from handler(tx)))
-                yield from self.ask(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
+                text = dumps((yield handler(tx)))
+                yield from self.settled(driver.query(tx, self.COMPLETE, (*request.key, text, None)))
                 answer = Answer(loads(text), False, row[2])
         except BaseException:
             with contextlib.suppress(Exception):  # the connection is lost, or the whole transaction has failed
@@ -242,21 +244,17 @@ class Core:
     def call(self, request: Request, function: str) -> Steps[Answer]:
         """The arguments are the request's params."""
         def body(tx: Any) -> Steps[Any]:
-            request.stage, before = "claim", time.monotonic()
-            try:
-                return (yield from self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:])))
+            steps = self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:]))
+            try:  # an answer of the function itself comes through; so does a function that is missing
+                return (yield from self.claimed(request, steps, "idem_call"))
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
-                    row = yield from self.driver.query(tx, self.RESULT, request.key)
-                    raise Failed(loads(row[0])) from error
-                # An answer of the function itself comes through; so does a function that is missing.
-                if (translated := errors.translated(error, self.schema, "idem_call")) is not error:
-                    raise translated from error
+                    row = yield from self.driver.query(tx, self.LOOKUP, request.key)
+                    if row is not None and row[0] == "failed":  # else the function has met another request that failed
+                        raise Failed(loads(row[5])) from error
                 if errors.lost(error, self.driver.closed(tx)):
                     request.stage = "commit"  # the statement may have been executed
                 raise
-            finally:
-                request.waited += time.monotonic() - before
         row = yield from self.repeat(request, body)
         if row[1] == "failed":  # the function has called idem_fail
             raise Failed(loads(row[0]), replayed=False)
@@ -264,17 +262,19 @@ class Core:
 
     def observed(self, request: Request, steps: Steps[Answer]) -> Steps[Answer]:
         """The steps, of which `on_outcome` is told."""
-        outcome, replayed = "error", False
+        outcome, replayed, failure = "error", False, None
         try:
             answer = yield from steps
             outcome, replayed = "completed" if answer.replayed else "claimed", answer.replayed
             return answer
-        except IdemError as error:
-            outcome, replayed = error.outcome, getattr(error, "replayed", False)
+        except Exception as error:
+            failure = error
+            if isinstance(error, IdemError):
+                outcome, replayed = error.outcome, getattr(error, "replayed", False)
             raise
         finally:
             try:
                 if self.on_outcome is not None:
-                    self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt))
+                    self.on_outcome(Event(request.key[2], outcome, replayed, request.waited, request.attempt, failure))
             except Exception:
                 log.exception("on_outcome has failed")

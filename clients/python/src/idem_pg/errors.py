@@ -1,7 +1,10 @@
 """One class for each outcome that is not an answer, and what an error of a driver tells."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+from .values import quoted
 
 
 class IdemError(Exception):
@@ -26,18 +29,18 @@ class InProgress(IdemError, outcome="in_progress", sqlstate="ID409", status=409,
 class TimedOut(IdemError, outcome="timed_out", sqlstate="ID503", status=503, again=True):
     """Another holder was still executing this request when the wait was over: send it again later."""
 class Mismatch(IdemError, outcome="mismatch", sqlstate="ID422", status=422):
-    """The id was used with other parameters."""
+    """This id, or key, was used with other parameters: use a new one for a new request."""
 class Stale(IdemError, outcome="stale", sqlstate="ID412", status=412):
-    """The id is too old to tell whether it was executed: look, then use a new one."""
+    """This id, or key, is too old: find out whether the request was executed before you use a new one."""
 class Failed(IdemError, outcome="failed", sqlstate="ID417", status=409):
-    """The request has failed for good: `stored` is what was stored then."""
+    """This request has failed for good."""
 
     def __init__(self, stored: Any = None, *, replayed: bool = True) -> None:
-        super().__init__("the request has failed for good")  # not what is stored: messages are logged, and sent
+        super().__init__()  # without what is stored: messages are logged, and sent
         self.stored, self.replayed = stored, replayed
 
 class Unknown(IdemError, outcome="unknown", sqlstate="ID424", status=409):
-    """Nobody knows whether this request was executed: an operator finds out, then calls idem_heal or idem_forget."""
+    """Nobody knows whether this request was executed: ask the operator, who calls idem_heal or idem_forget."""
 class Invalid(IdemError, outcome="invalid", sqlstate="ID400", status=400):
     """The arguments are malformed."""
 class LeaseLost(IdemError, outcome="lease_lost", sqlstate="ID410", status=409):
@@ -51,7 +54,8 @@ class NotInstalled(IdemError, outcome="not_installed", sqlstate="42883"):
 class NoRights(IdemError, outcome="no_rights", sqlstate="42501"):
     """The role may not use idem."""
 class HandlerEndedTransaction(IdemError, outcome="handler_ended_transaction", sqlstate="ID410"):
-    """The handler committed or rolled back itself, so its result was not stored: it must leave that to idem_pg."""
+    """The handler committed or rolled back itself, which it must leave to idem_pg, so its result was not stored: what it
+    committed stays, and the request counts as executed, or with a lease as in progress; what it rolled back is lost."""
 class HandlerSwallowedError(IdemError, outcome="handler_swallowed_error", sqlstate="25P02"):
     """A statement of the handler failed, and the handler went on: everything was rolled back.  Use a savepoint where an
     error is expected; the server's log has the error."""
@@ -118,12 +122,17 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
     diag = getattr(cause, "diag", None)
     text = str(getattr(diag, "message_primary", None) or cause)  # without LINE and CONTEXT
     detail = getattr(diag, "message_detail", None) or getattr(cause, "detail", None)
+    if code == "ID413":
+        detail = f"store a reference to it, or raise result_max_bytes of the scope in {quoted(schema)}.idem_scopes"
     if code in BY_SQLSTATE:
         return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text)
+    if code == "22P02" and "transaction of the fence" in text:
+        return HandlerEndedTransaction()
     if code == "25P02":
         return HandlerSwallowedError()
     if code == "3F000" or (code == "42883" and function in text):
         return NotInstalled(f"idem is not in schema {schema}: run python -m idem_pg install --schema {schema}")
     if code == "42501" and (function in text or f" {schema}" in text):
-        return NoRights(f"{text}: let idem's owner run SELECT {schema}.idem_grant('ROLE', 'app'), with your role's name")
+        right = "operator" if re.search("idem_(forget|lapsed)", text) else "app"
+        return NoRights(f"{text}: let idem's owner run SELECT {quoted(schema)}.idem_grant('ROLE', '{right}'), with your role's name")
     return error

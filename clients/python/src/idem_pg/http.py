@@ -4,6 +4,7 @@ import base64
 import hashlib
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -13,10 +14,10 @@ from email.utils import format_datetime
 from typing import Any
 
 from . import errors
-from .core import Core, Request
+from .core import Core, Request, log
 from .drivers import Steps, arun, run
-from .errors import CommitUnknown, IdemError, Refused
-from .values import Duration, check
+from .errors import IdemError, Invalid, Refused
+from .values import Duration, dumps
 
 STORED = set("content-type content-language content-encoding content-disposition cache-control vary location etag"
              " last-modified link".split())  # fmt: skip
@@ -33,13 +34,15 @@ class Reply:
 
 def reply(status: int = 200, body: Any = None, headers: dict[str, str] | Iterable[tuple[str, str]] = ()) -> Reply:
     """A response of a handler: bytes and text are sent as they are, anything else but None as JSON."""
-    pairs = list(headers.items() if isinstance(headers, dict) else headers)
+    if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
+        raise TypeError(f"reply(status, body, headers): the status comes first, an integer from 200 to 599, not {status!r}")
+    pairs = [(name, str(value)) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
     if isinstance(body, bytes):
         data, kind = body, "application/octet-stream"
     elif isinstance(body, str):
         data, kind = body.encode(), "text/plain; charset=utf-8"
     else:
-        data, kind = b"" if body is None else json.dumps(body, allow_nan=False).encode(), "application/json"
+        data, kind = b"" if body is None else dumps(body).encode(), "application/json"
     if body is not None and not any(name.lower() == "content-type" for name, _ in pairs):
         pairs.append(("Content-Type", kind))
     return Reply(status, pairs, data)
@@ -53,6 +56,7 @@ class Options:
     final: whether a response with this status is stored, and its writes are committed; else all is rolled back; default
     below 500, but not 409, 425 and 429, after which the same request may succeed.
     fingerprint: what must be equal in a retry, as JSON; default method, path and body.
+    limit: the largest body that is taken, in bytes; Flask and Django have a limit of their own for one of unknown length.
     headers: names of more headers to store.  encode, decode: change what is stored, to encrypt it for example."""
 
     scope: str
@@ -63,6 +67,7 @@ class Options:
     attempts: int = 5
     final: Callable[[int], bool] = lambda status: status < 500 and status not in (409, 425, 429)
     fingerprint: Callable[[Any], Any] | None = None
+    limit: int = 10 * 1024 * 1024
     headers: Iterable[str] = ()
     encode: Callable[[Any], Any] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
@@ -75,10 +80,13 @@ class Incoming:
     target: str
     header: Callable[[str], str | None]
     body: bytes | None = b""  # None: it was read, and not kept
+    large: bool = False
 
 
+@dataclass(eq=False)
 class NotFinal(Exception):
     """Rolls back a response that is not to be stored."""
+    reply: Reply
 
 
 def problem(status: int, kind: str, title: str, detail: str | None = None, again: bool = False) -> Reply:
@@ -87,15 +95,7 @@ def problem(status: int, kind: str, title: str, detail: str | None = None, again
     return Reply(status, headers, json.dumps(body).encode())
 
 
-OUTCOMES = {
-    "in_progress": ("in-progress", "A request with this key is being executed: send it again later"),
-    "timed_out": ("timed-out", "A request with this key is still being executed: send it again later"),
-    "mismatch": ("key-reused", "This key was used with another request: use a new key for a new request"),
-    "stale": ("stale", "This key is too old: find out whether the request was executed before you use a new key"),
-    "unknown": ("unknown", "Nobody knows whether this request was executed: ask the operator"),
-    "failed": ("failed", "This request has failed for good"),
-    "invalid": ("key-invalid", "The key is malformed"),
-}
+KINDS = {"mismatch": "key-reused", "invalid": "key-invalid", "commit_unknown": "unavailable"}  # else as the outcome
 
 
 def parse_key(header: str) -> str | None:
@@ -137,7 +137,10 @@ def pack(out: Reply, more: Iterable[str]) -> dict[str, Any]:
         return {**stored, "body64": base64.b64encode(out.body).decode()}
 
 
-def unpack(stored: Any) -> Reply:
+def unpack(value: Any, decode: Callable[[Any], Any]) -> Reply:
+    if value is None:  # the handler has committed, or somebody has erased it
+        return problem(500, "answer-lost", "This request was executed, but its answer was not stored")
+    stored = decode(value)
     if not isinstance(stored, dict) or not isinstance(stored.get("status"), int):
         return reply(200, stored)  # not stored by this function
     body = base64.b64decode(stored["body64"]) if "body64" in stored else stored.get("body", "").encode()
@@ -149,15 +152,21 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     first: list[Reply] = []
     def work(tx: Any) -> Steps[Any]:
         try:
-            out = to_reply((yield handler(tx)))
+            out = yield handler(tx)
         except Refused as refusal:
             raise Refused(options.encode(refusal.value)) from refusal
+        if not isinstance(out, (Reply, dict, list, tuple, str, int, float)):
+            what = "nothing" if out is None else f"a {type(out).__name__}"
+            raise TypeError(f"the handler returned {what}: it is to return reply(status, body, headers), or JSON")
+        out = out if isinstance(out, Reply) else reply(200, out)
         if any(re.search(r"[\r\n\0]|[^\0-\xff]", f"{name}{value}") for name, value in out.headers):  # cannot be sent
             raise ValueError("a header has a line break, or a character that is not of Latin-1")
         if not options.final(out.status):
             raise NotFinal(out)
         first[:] = [out]
         return options.encode(pack(out, options.headers))
+    if incoming.large:
+        return problem(413, "too-large", f"The body has more than {options.limit} bytes")
     header = incoming.header(options.key)
     if header is None and options.required:
         return problem(400, "key-missing", f"The header {options.key} is missing")
@@ -175,26 +184,24 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     request = Request(user, key, options.scope, params, options.wait, options.attempts, params_text=text)
     try:
         if header is None:
-            yield from core.once(request, work, claim=False)
+            yield from core.once(request, lambda tx: core.run(work(tx)), claim=False)
             return first[0]
-        answer = yield from core.observed(request, core.once(request, work))
+        answer = yield from core.observed(request, core.once(request, lambda tx: core.run(work(tx))))
     except NotFinal as rollback:
-        return rollback.args[0]  # type: ignore[no-any-return]
-    except CommitUnknown as error:
-        if header is None:
-            raise
-        return problem(503, "unavailable", "Send the same request again", str(error), True)
+        return rollback.reply
     except IdemError as error:
-        of_scope = error.outcome == "invalid" and str(error).startswith("scope")
-        if error.outcome not in OUTCOMES or request.stage not in ("claim", "commit") or of_scope:
+        of_scope = isinstance(error, Invalid) and str(error).startswith("scope")
+        if error.status == 500 or request.stage == "handler" or of_scope or header is None:
             raise
-        kind, title = OUTCOMES[error.outcome]
-        return problem(error.status, kind, title, str(error).split("\n")[0], error.retryable)
+        kind, detail = KINDS.get(error.outcome, error.outcome.replace("_", "-")), str(error).split("\n")[0]
+        return problem(error.status, kind, str(error.__doc__).rstrip("."), detail, error.retryable)
     except Exception as error:
-        if request.spent or (request.stage == "connect" and errors.of_driver(error)):
-            return problem(503, "unavailable", "The database cannot be reached: send the same request again", None, True)
-        raise
-    result = unpack(options.decode(answer.value)) if answer.replayed else first[0]
+        bug = type(error).__name__ in ("PoolClosed", "InterfaceError")  # the pool is not open yet, or no more
+        if not request.spent and (request.stage != "connect" or bug or not errors.of_driver(error)):
+            raise
+        log.warning("the database cannot be reached: %s", error)
+        return problem(503, "unavailable", "The database cannot be reached: send the same request again", None, True)
+    result = unpack(answer.value, options.decode) if answer.replayed else first[0]
     headers = [pair for pair in result.headers if pair[0].lower() != "content-length"]
     if answer.expires_at is not None:
         headers.append(("Idempotency-Expires", format_datetime(answer.expires_at.astimezone(timezone.utc), usegmt=True)))
@@ -207,7 +214,7 @@ def framework(request: Any) -> str:
     return next((m for c in type(request).__mro__ if (m := c.__module__.split(".")[0]) in ("django", "starlette")), "flask")
 
 
-def incoming_of(request: Any) -> Incoming:
+def incoming_of(request: Any, limit: float = math.inf) -> Incoming:
     """A request of Flask or Django; of Starlette without its body."""
     if framework(request) == "starlette":
         query = request.scope["query_string"].decode("latin-1")
@@ -216,20 +223,26 @@ def incoming_of(request: Any) -> Incoming:
             return ", ".join(request.headers.getlist(name)) if name in request.headers else None
         return Incoming(request, request.method, path + ("?" + query if query else ""), header)
     django = framework(request) == "django"
-    environ, body = (request.META, request.body) if django else (request.environ, request.get_data())
-    if not django and not body and (request.content_length or request.form or request.files):
+    environ = request.META if django else request.environ
+    length = environ.get("CONTENT_LENGTH") or ""
+    large = length.isdecimal() and int(length) > limit
+    body = b"" if large else request.body if django else request.get_data()
+    if not (django or large or body) and (request.content_length or request.form or request.files):
         body = None
     path = request.get_full_path() if django else request.full_path.rstrip("?")
     target = environ.get("RAW_URI") or environ.get("REQUEST_URI") or path
-    return Incoming(request, request.method, target, request.headers.get, body)
+    return Incoming(request, request.method, target, request.headers.get, body, large)
 
 
-def to_reply(out: Any) -> Reply:
-    """What a handler returned: a Reply, or JSON."""
-    if isinstance(out, Reply):
-        return out
-    check(out)  # a response of the framework, for example, ends here
-    return reply(200, out)
+async def streamed(request: Any, limit: int) -> tuple[bytes, bool]:
+    """The body, and whether it is too large.  Reads all, or the client gets no answer."""
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+    request._body = b"".join(parts)  # where request.body() and json() look first
+    return request._body, size > limit
 
 
 def to_response(request: Any, out: Reply) -> Any:
@@ -260,20 +273,16 @@ def to_response(request: Any, out: Reply) -> Any:
 def decorator(core: Core, options: Options, handler: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a view of a handler(tx, request, ...)."""
     async def asynchronous(request: Any, **arguments: Any) -> Any:
-        incoming = incoming_of(request)
+        incoming = incoming_of(request, options.limit)
         if framework(request) == "starlette":
-            incoming.body = await request.body()
+            incoming.body, incoming.large = await streamed(request, options.limit)
         out = await arun(serve(core, options, incoming, lambda tx: handler(tx, request, **arguments)))
         return to_response(request, out)
     def synchronous(*args: Any, **arguments: Any) -> Any:
-        if args:
-            request = args[0]
-        else:
-            import flask
-            request = flask.request._get_current_object()
+        request = args[0] if args else sys.modules["flask"].request._get_current_object()
         if framework(request) == "starlette":
             raise TypeError("Starlette and FastAPI need AsyncIdem")
-        out = run(serve(core, options, incoming_of(request), lambda tx: handler(tx, request, **arguments)))
+        out = run(serve(core, options, incoming_of(request, options.limit), lambda tx: handler(tx, request, **arguments)))
         return to_response(request, out)
     view: Any = asynchronous if core.asynchronous else synchronous
     # Not functools.wraps: FastAPI is to see the request and what follows it.  A Depends() that it did not see would not run.

@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from .core import Answer, Core, Request, log
-from .drivers import Steps, arun, run
+from .drivers import P, Steps, arun, run
 from .errors import Failed, LeaseLost, Refused
 from .values import dumps, loads
+
+
+def here(method: Callable[P, Steps[Any]]) -> Callable[P, Any]:
+    return functools.wraps(method)(lambda *args, **options: args[0]._core.run(method(*args, **options)))
 
 
 class Lease:
@@ -22,11 +27,10 @@ class Lease:
         self.previous = previous  # the progress that a holder before this one had recorded; None for the first holder
         self._core, self._of, self._length, self._ends = core, request, length, ends
         self._held = (*request.key, token)
-        self._fenced = self._lost = self._stopped = False
+        self._fenced = self._lost = False
         self._heart: asyncio.Future[None] | None = None
-        self._run: Callable[[Steps[Any]], Any] = arun if core.asynchronous else run
         self._answer: Answer | None = None
-        self._wake: Any = asyncio.Event() if core.asynchronous else threading.Event()
+        self._over: Any = asyncio.Event() if core.asynchronous else threading.Event()
 
     def remaining(self) -> float:
         """Seconds until the handler must have stopped: a tenth before the lease ends.  0: it is lost."""
@@ -37,23 +41,16 @@ class Lease:
         if not self.remaining():
             raise LeaseLost()
 
-    def record(self, progress: Any) -> Any:
+    @here
+    def record(self, progress: Any) -> Steps[None]:
         """Stores the progress for a successor, and renews the lease."""
-        return self._run(self._extend(dumps(progress)))
+        yield from self._extend(dumps(progress))
 
-    def transaction(self, handler: Callable[[Any], Any]) -> Any:
-        """Runs handler(tx) in a transaction that is committed only if the lease is still held; returns its value.
-        Again after a conflict or a lost connection; also if COMMIT was not answered, unless it was executed."""
-        return self._run(self._transaction(handler))
-
-    def settle(self, value: Any = None, handler: Callable[[Any], Any] | None = None) -> Any:
-        """Runs handler(tx) in a fenced transaction that also stores the value and ends the request.  Without a call of
-        it, the value that the handler of the lease returns is settled."""
-        return self._run(self._settle(value, handler))
-
-    def nothing_happened(self) -> Any:
+    @here
+    def nothing_happened(self) -> Steps[None]:
         """Gives the request up, because nothing was done, or all was undone: another one may execute it at once."""
-        return self._run(self._release())
+        yield from self._core.statement(self._request(), self._core.RELEASE, self._held, writes=True)
+        self._over.set()
 
     def _request(self) -> Request:
         return Request(*self._of.key, attempts=self._of.attempts)
@@ -64,55 +61,55 @@ class Lease:
         yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True), False)
         self._ends = before + self._length
 
-    def _transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
-        core, request = self._core, self._request()
-        tried: list[Any] = []  # of an attempt whose COMMIT was sent: the end of the lease that it wrote, and the value
-        def body(tx: Any) -> Steps[Any]:
-            request.stage, before = "claim", time.monotonic()
-            yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
-            if tried:
-                row = yield from core.ask(core.driver.query(tx, core.UNTIL, request.key))
-                if row is not None and row[0] == tried[0]:
-                    yield from core.driver.rollback(tx)
-                    return tried[1]
-                request.unanswered = False
-            row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
-            request.stage = "handler"
-            value = yield handler(tx)
-            if time.monotonic() - before > self._length / 3:  # the lease must not end with this transaction
-                before = time.monotonic()
-                row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
-            request.stage, tried[:] = "commit", [row[0], value]
-            yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
-            self._ends = before + self._length
-            return value
-        return (yield from self._known(core.repeat(request, body)))
-
-    def _settle(self, value: Any, handler: Callable[[Any], Any] | None) -> Steps[Answer]:
-        core, request = self._core, self._request()
-        done = [core.COMPLETE, dumps(value)]
+    def _in_fence(self, work: Callable[[Any], Steps[Any]]) -> Steps[None]:
+        """work(tx), which returns the last statement, in a fenced transaction: again if it is lost, unless it has committed."""
+        core, request, tried = self._core, self._request(), list[str]()  # tried: the transaction whose COMMIT was sent
         def body(tx: Any) -> Steps[None]:
-            request.stage = "claim"
+            request.stage, row = "claim", None
             try:
-                yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
-            except LeaseLost:
-                if not request.unanswered:
+                row = yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+            except LeaseLost:  # also if the one in `tried` has settled the request
+                if not tried:
                     raise
-                # Settled already.  By the attempt whose answer was lost?  Then the server takes the repeat.
                 yield from core.driver.rollback(tx)
-                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._held[3])))
+            if tried and (yield from core.driver.query(tx, core.COMMITTED, tried * 2))[0]:
                 return
+            if row is None:
+                raise LeaseLost()
             request.stage, request.unanswered = "handler", False
-            done[:] = [core.COMPLETE, dumps(value)]
+            sql, args = yield from work(tx)
+            request.stage, tried[:] = "commit", [row[1]]
+            yield from core.ask(core.driver.finish(tx, core.IN_FENCE % sql.removeprefix("SELECT "), (row[1], *args)))
+        yield from self._known(core.repeat(request, body))
+
+    @here
+    def transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
+        """Runs handler(tx) in a transaction that is committed only if the lease is still held; returns its value.
+        Again after a conflict or a lost connection; also if COMMIT was not answered, unless it was executed."""
+        done: list[Any] = []
+        def work(tx: Any) -> Steps[Any]:
+            value = yield handler(tx)
+            done[:] = [time.monotonic(), value]
+            return self._core.EXTEND, (*self._held, self._length, None)  # the lease must not end with this transaction
+        yield from self._in_fence(work)
+        self._ends = done[0] + self._length
+        return done[1]
+
+    @here
+    def settle(self, value: Any = None, handler: Callable[[Any], Any] | None = None) -> Steps[Answer]:
+        """Runs handler(tx) in a fenced transaction that also stores the value and ends the request.  Without a call of
+        it, the value that the handler of the lease returns is settled."""
+        core, text, done = self._core, dumps(value), list[str]()
+        def work(tx: Any) -> Steps[Any]:
+            done[:] = [core.COMPLETE, text]
             try:
                 if handler is not None:
                     yield handler(tx)
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
-            request.stage = "commit"
-            yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._held[3])))
-        yield from self._known(core.repeat(request, body))
-        self._stop()
+            return done[0], (*self._held[:3], done[1], self._held[3])
+        yield from self._in_fence(work)
+        self._over.set()
         if done[0] == core.FAIL:
             raise Failed(loads(done[1]), replayed=False)
         self._answer = Answer(loads(done[1]), False)
@@ -128,16 +125,13 @@ class Lease:
         finally:
             self._fenced = self._fenced and not fenced
 
-    def _release(self) -> Steps[None]:
-        yield from self._core.statement(self._request(), self._core.RELEASE, self._held, writes=True)
-        self._stop()
-
     def _beats(self) -> Steps[None]:
-        pause = self._length / 3
-        while True:
-            yield self._pause(pause)
-            if self._stopped:
-                return
+        async def wait(seconds: float) -> None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), seconds)
+        pauses = wait if self._core.asynchronous else self._over.wait
+        yield pauses(self._length / 3)
+        while not self._over.is_set():
             pause = self._length / (10 if self._fenced else 3)
             try:
                 if not self._fenced:
@@ -147,16 +141,7 @@ class Lease:
             except Exception:
                 log.warning("a lease could not be renewed; trying again", exc_info=True)
                 pause = self._length / 20
-
-    def _pause(self, seconds: float) -> Any:
-        async def wait() -> None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), seconds)
-        return wait() if self._core.asynchronous else self._wake.wait(seconds)
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._wake.set()
+            yield pauses(pause)
 
 
 def lease(core: Core, request: Request, length: float, progress: Any, handler: Callable[[Lease], Any]) -> Steps[Answer]:
@@ -174,7 +159,6 @@ def lease(core: Core, request: Request, length: float, progress: Any, handler: C
         row = yield from core.claimed(request, core.driver.begin(tx, core.LEASE, (*request.claim(), length, text)))
         answer = core.outcome(row, request)
         if answer is not None:
-            yield from core.over(tx)
             return answer
         held[:] = [row[4], loads(row[3])]
         request.stage = "commit"
@@ -192,8 +176,8 @@ def lease(core: Core, request: Request, length: float, progress: Any, handler: C
         threading.Thread(target=run, args=(mine._beats(),), daemon=True).start()
     try:
         value = yield handler(mine)
-        if not mine._stopped:
-            yield from mine._settle(value, None)
+        if not mine._over.is_set():
+            yield mine.settle(value)
     finally:
-        mine._stop()
+        mine._over.set()
     return mine._answer or Answer(loads(dumps(value)), False)

@@ -11,7 +11,7 @@ import pytest
 from .__main__ import migrate
 from .client import Methods
 from .core import Answer, Request
-from .drivers import Steps, arun, run
+from .drivers import Steps
 from .values import dumps
 
 
@@ -22,7 +22,6 @@ class Faults:
         self._core, self._next = idem._core, list[Any]()
         self._finish = self._core.driver.finish
         self._core.driver.finish = self._faulty
-        self._run: Callable[[Steps[Any]], Any] = arun if idem.asynchronous else run
 
     def _faulty(self, tx: Any, sql: str, args: Any) -> Steps[Any]:
         late, fault = self._next.pop(0) if self._next else (False, None)
@@ -43,11 +42,11 @@ class Faults:
 
     def lapse(self, user: str, id: str, scope: str = "", progress: Any = None) -> Any:
         """Leaves a lease of this request that has lapsed, as a holder that died does."""
-        return self._run(self._lease(Request(user, id, scope), 0.001, progress))
+        return self._core.run(self._lease(Request(user, id, scope), 0.001, progress))
 
     def hold(self, user: str, id: str, scope: str = "", seconds: float = 3600) -> Any:
         """Holds this request, by a lease of another holder."""
-        return self._run(self._lease(Request(user, id, scope), seconds, None))
+        return self._core.run(self._lease(Request(user, id, scope), seconds, None))
 
     def _lease(self, request: Request, length: float, progress: Any) -> Steps[None]:
         args = (*request.claim(), length, dumps(progress))

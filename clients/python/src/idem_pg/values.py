@@ -47,5 +47,9 @@ def loads(text: str | None) -> Any:
     return None if text is None else json.loads(text, parse_float=_float)
 
 
+def quoted(text: str, mark: str = '"') -> str:
+    return mark + text.replace(mark, mark + mark) + mark
+
+
 def seconds(length: Duration) -> float:
     return length.total_seconds() if isinstance(length, timedelta) else float(length)
