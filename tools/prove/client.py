@@ -1,18 +1,16 @@
 """The client that prove plays: a request from a file, and attempts to send it."""
 
 import http.client
-import os
 import re
-import secrets
 import threading
 import time
+import uuid
 
 
 def new_id(random):
     """A UUID of version 7."""
     bits = int(time.time() * 1000) << 80 | 7 << 76 | random.getrandbits(12) << 64 | 2 << 62 | random.getrandbits(62)
-    text = f'{bits:032x}'
-    return '-'.join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return str(uuid.UUID(int=bits))
 
 
 class Request:
@@ -31,9 +29,8 @@ class Request:
             raise ValueError('the request has no {id}: where does the service find the id of the request?')
 
     def filled(self, id):
-        def fill(value):
-            return value.replace('{id}', id)
-        return self.method, fill(self.path), fill(self.body).encode(), {name: fill(value) for name, value in self.headers.items()}
+        path, body, *values = (text.replace('{id}', id) for text in (self.path, self.body, *self.headers.values()))
+        return self.method, path, body.encode(), dict(zip(self.headers, values))
 
 
 class Answer:
@@ -73,7 +70,3 @@ class Attempt:
         finally:
             connection.close()
             self.done.set()
-
-
-def new_seed():
-    return int(os.environ.get('PROVE_SEED') or secrets.randbelow(1 << 31))

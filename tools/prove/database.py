@@ -38,6 +38,16 @@ def address(parameters):
     return f'{host}/.s.PGSQL.{port}' if host.startswith('/') else (host, int(port))
 
 
+def connect(where):
+    if isinstance(where, str):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(where)
+    else:
+        connection = socket.create_connection(where)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
 def literal(value):
     return "'" + str(value).replace("'", "''") + "'"
 
@@ -47,14 +57,7 @@ class Database:
         self.parameters, self.buffer, self.socket, self.lock = parameters, b'', None, threading.Lock()
 
     def connect(self):
-        where = address(self.parameters)
-        self.buffer = b''
-        if isinstance(where, str):
-            self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.connect(where)
-        else:
-            self.socket = socket.create_connection(where)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer, self.socket = b'', connect(address(self.parameters))
         body = struct.pack('!I', 196608)
         for name, value in {'user': self.parameters['user'], 'database': self.parameters['dbname'], 'application_name': 'prove'}.items():
             body += name.encode() + b'\0' + value.encode() + b'\0'

@@ -12,26 +12,15 @@ COMMIT = re.compile(r'(commit|end)\b', re.I)
 BEGIN = re.compile(r'\s*(begin|start\s+transaction)\b[^;]*;', re.I)
 
 
-def cut_before(run):
-    def act(link, raw, message):
-        run.note('fault', f'connection {link.number} is cut before this arrives: {message}')
-        link.cut()
-    return act, None
-
-
-def cut_after(run):
-    def act(link, raw, message):
-        run.note('fault', f'connection {link.number} is cut after this has arrived: {message}')
-        return raw
-    return act, lambda link: link.cut()
-
-
-def kill(run):
-    def act(link, raw, message):
-        run.note('fault', f'the service is killed at: {message}')
-        run.fleet.kill()
-        return raw
-    return act, lambda link: link.cut()
+def simple(text, before=None, passed=True, after=None):
+    def fault(run):
+        def act(link, raw, message):
+            run.note('fault', f'{text.format(link.number)}: {message}')
+            if before:
+                before(run, link)
+            return raw if passed else None
+        return act, after and (lambda link: after(run, link))
+    return fault
 
 
 def terminate(run):
@@ -42,14 +31,6 @@ def terminate(run):
         run.journal.reached = False
         return raw
     return act, None
-
-
-def stop(run):
-    def act(link, raw, message):
-        run.note('fault', f'the service is stopped at: {message}')
-        run.stop()
-        return raw
-    return act, lambda link: link.open.clear() if run.stopped else None
 
 
 def again(run):
@@ -89,7 +70,12 @@ def failing(code, text):
 
 
 FAULTS = {
-    'cut-before': cut_before, 'cut-after': cut_after, 'kill': kill, 'terminate': terminate, 'stop': stop, 'again': again,
+    'cut-before': simple('connection {} is cut before this arrives', lambda run, link: link.cut(), passed=False),
+    'cut-after': simple('connection {} is cut after this has arrived', after=lambda run, link: link.cut()),
+    'kill': simple('the service is killed at', lambda run, link: run.fleet.kill(), after=lambda run, link: link.cut()),
+    'terminate': terminate,
+    'stop': simple('the service is stopped at', lambda run, link: run.stop(), after=lambda run, link: run.stopped and link.open.clear()),
+    'again': again,
     '40001': failing('40001', 'could not serialize access due to concurrent update'),
     '53100': failing('53100', 'could not extend file "base/5/16384": No space left on device'),
 }
@@ -99,9 +85,7 @@ def applies(fault, point):
     side, kind, _ = point.key
     if fault in ('40001', '53100'):
         return side == '>' and kind in EXECUTES and not CANNOT_FAIL.match(point.message.text)
-    if fault == 'terminate' and kind in ('Startup', 'Password', 'Authentication'):
-        return False
-    return True
+    return fault != 'terminate' or kind not in ('Startup', 'Password', 'Authentication', 'ParameterStatus')    # its process is not known yet
 
 
 def trap(fault, point, run, nth=None):

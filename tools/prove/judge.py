@@ -4,18 +4,20 @@ import collections
 import dataclasses
 import re
 
-WORDS = {'double': '2x', 'lost': 'lost', 'refused': 'ghost', 'differ': 'differ', 'stuck': 'stuck', 'open': 'open'}
+WORDS = {'double': ('2x', 'executed twice'), 'lost': ('lost', 'success told, nothing done'), 'refused': ('ghost', 'refusal told, but done'),
+         'differ': ('differ', 'answers differ'), 'stuck': ('stuck', 'never answered'), 'open': ('open', 'a transaction left open')}
 Finding = collections.namedtuple('Finding', 'kind text')
 
 
 @dataclasses.dataclass
 class Journal:
-    """One run. answers: what was heard, in the order in which it was heard. effects: by name, after the run. stuck: what did not
-    end. left: what the run left behind in the server. events: (time, who, text)."""
+    """One run. second: another fault and its point. answers: what was heard, in the order in which it was heard. effects: by name, after
+    the run. stuck: what did not end. left: what the run left behind in the server. events: (time, who, text)."""
 
     id: str
     point: object = None
     fault: str = 'none'
+    second: str = ''
     answers: list = dataclasses.field(default_factory=list)
     effects: dict = dataclasses.field(default_factory=dict)
     stuck: list = dataclasses.field(default_factory=list)
@@ -23,6 +25,9 @@ class Journal:
     events: list = dataclasses.field(default_factory=list)
     reached: bool = True
     seconds: float = 0.0
+
+    def what(self):
+        return f'{self.fault} at {self.point.name}' + (f', then {self.second}' if self.second else '') if self.point else 'without a fault'
 
 
 def judge(journal, mask=None, headers=()):
@@ -46,6 +51,4 @@ def judge(journal, mask=None, headers=()):
     if len(different) > 1:
         told = ', then '.join(f'{status} {body[:100].decode("utf-8", "replace")}' + (f' {list(more)}' if headers else '') for status, body, more in different)
         findings.append(Finding('differ', f'one request was answered in {len(different)} ways: {told}'))
-    findings += [Finding('stuck', text) for text in journal.stuck]
-    findings += [Finding('open', text) for text in journal.left]
-    return findings
+    return findings + [Finding('stuck', text) for text in journal.stuck] + [Finding('open', text) for text in journal.left]

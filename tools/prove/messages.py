@@ -66,11 +66,8 @@ class Message:
         return f'{"→" if self.side == ">" else "←"} {self.kind} {self.detail or self.text}'.rstrip()
 
 
-class Pending:
-    """What the client sent and the server has not answered to the end. hidden: the proxy sent it, and drops the answer."""
-
-    def __init__(self, kind, text, hidden=False):
-        self.kind, self.text, self.hidden = kind, text, hidden
+# What the client sent and the server has not answered to the end. hidden: the proxy sent it, and drops the answer.
+Pending = collections.namedtuple('Pending', 'kind text hidden', defaults=[False])
 
 
 class Dialogue:
@@ -107,9 +104,8 @@ class Dialogue:
 
     def hide(self, kinds):
         """The proxy sends messages of its own before the last one."""
-        last = self.pending.pop()
-        self.pending.extend(Pending(kind, '', hidden=True) for kind in kinds)
-        self.pending.append(last)
+        for kind in kinds:
+            self.pending.insert(len(self.pending) - 1, Pending(kind, '', hidden=True))
 
     def server(self, raw):
         """The message, and whether it answers one that is hidden."""
@@ -117,15 +113,13 @@ class Dialogue:
         front = self.pending[0] if self.pending else Pending('', '')
         text, detail, status = '' if kind in 'RKSA' else front.text, '', ''
         name = SERVER.get(kind, kind)
-        if kind == 'C':
-            detail = strings(body, 1)[0]
+        if kind in 'CS':
+            detail = '='.join(strings(body, 1 + (kind == 'S')))
         elif kind in 'EN':
             detail = '{C} {M}'.format_map(collections.defaultdict(str, fields(body)))
         elif kind == 'Z':
             status = body[:1].decode()
             detail = {'I': 'idle', 'T': 'in a transaction', 'E': 'in a failed transaction'}.get(status, '')
-        elif kind == 'S':
-            detail = '='.join(strings(body, 2))
         if kind in ASYNCHRONOUS:
             return Message('<', name, text, detail), front.hidden
         if kind == 'Z':

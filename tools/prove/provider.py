@@ -1,7 +1,6 @@
 """The provider: another service, which the service that is tried calls, and which counts the calls of each request. A call with
 an Idempotency-Key that was there before is answered alike, and counts once."""
 
-import collections
 import http.server
 import json
 import threading
@@ -9,7 +8,7 @@ import threading
 
 class Provider:
     def __init__(self, on_call):
-        self.on_call, self.calls, self.keys, self.lock = on_call, collections.deque(maxlen=10000), {}, threading.Lock()
+        self.on_call, self.calls, self.keys, self.lock = on_call, [], {}, threading.Lock()
         provider = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -35,12 +34,11 @@ class Provider:
 
     def take(self, what, body, key):
         with self.lock:
-            known = self.keys.get(key) if key else None
+            known = self.keys.get(key)
             number = known or len(self.calls) + 1
-            if known is None:
+            if not known:
                 self.calls.append(f'{what} {key} {body}')
-                if key:
-                    self.keys[key] = number
+                self.keys |= {key: number} if key else {}
         self.on_call(what + (' (a repetition)' if known else ''))
         return {'id': number}
 

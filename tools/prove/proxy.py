@@ -7,12 +7,13 @@ import struct
 import threading
 import time
 
+import database
 import messages
 
 
 class Trap:
-    """At the n-th message with this key act(link, raw, message) is called once, in the thread that passes the message on. It
-    returns what is passed on in place of the message, None for nothing; then, if it was passed, after(link) is called."""
+    """At the n-th message with this key act(link, raw, message) is called once, in the thread that passes the message on. It returns
+    what is passed on in its place, or None; then after(link) is called."""
 
     def __init__(self, key, nth, act, after=None):
         self.key, self.nth, self.act, self.after = key, nth, act, after
@@ -32,7 +33,7 @@ class Link:
     def run(self):
         with contextlib.suppress(OSError):
             start = self.startup()
-            self.server = self.proxy.connect()
+            self.server = database.connect(self.proxy.server)
             if struct.unpack('!I', start[4:8])[0] == messages.CANCEL:
                 self.server.sendall(start)
             else:
@@ -46,12 +47,13 @@ class Link:
     def startup(self):
         """The first message, which has no kind. Encryption is refused."""
         while True:
-            message = b''
-            while len(message) < 8 or len(message) < struct.unpack('!I', message[:4])[0]:
-                chunk = self.client.recv(8 - len(message) if len(message) < 8 else struct.unpack('!I', message[:4])[0] - len(message))
+            message, size = b'', 8
+            while len(message) < size:
+                message += (chunk := self.client.recv(size - len(message)))
                 if not chunk:
                     raise ConnectionError
-                message += chunk
+                if len(message) == 8:
+                    size = struct.unpack('!I', message[:4])[0]
             if struct.unpack('!I', message[4:8])[0] not in (messages.TLS, messages.GSS):
                 return message
             self.client.sendall(b'N')
@@ -104,8 +106,7 @@ class Link:
 
 
 class Proxy:
-    """tape: what was passed, as (time, number of the connection, message). outside: statements that were executed while no request
-    was under way."""
+    """tape: what was passed, as (time, number of the connection, message). pids: of the backends."""
 
     def __init__(self, server):
         self.server, self.lock, self.trap = server, threading.Lock(), None
@@ -124,15 +125,6 @@ class Proxy:
             self.links.add(link)
             threading.Thread(target=link.run, daemon=True).start()
 
-    def connect(self):
-        server = socket.socket(socket.AF_UNIX) if isinstance(self.server, str) else None
-        if server:
-            server.connect(self.server)
-            return server
-        server = socket.create_connection(self.server)
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return server
-
     def write_down(self, link, message):
         """Returns the trap, if it is here."""
         with self.lock:
@@ -146,16 +138,10 @@ class Proxy:
                 return trap
         return None
 
-    def begin(self, trap=None):
-        """Forgets what was passed."""
+    def arm(self, trap=None, tape=None):
+        """The trap counts from here on. A tape that is given takes the place of the one so far."""
         with self.lock:
-            self.tape, self.trap = [], trap
-            self.counts.clear()
-
-    def arm(self, trap):
-        """A second trap: it counts from here on."""
-        with self.lock:
-            self.trap = trap
+            self.trap, self.tape = trap, self.tape if tape is None else tape
             self.counts.clear()
 
     def silent(self, seconds):

@@ -77,13 +77,11 @@ class Run:
     def __init__(self, stage, point=None, fault='none', recording=False):
         self.stage, self.proxy, self.fleet, self.options = stage, stage.proxy, stage.fleet, stage.options
         self.journal = judge.Journal(client.new_id(stage.random), point, fault)
-        self.attempts, self.stopped, self.stopped_at, self.number = [], None, 0, 0
+        self.attempts, self.stopped, self.stopped_at = [], None, 0
         self.timeout, self.recording, self.tape = self.options.timeout, recording, None
 
     def note(self, who, text):
         self.journal.events.append((time.monotonic(), who, text))
-
-    # ----- for the faults -----
 
     def terminate(self, pid):
         """Returns when the backend is gone; false if there is none."""
@@ -106,17 +104,10 @@ class Run:
                 link.open.set()
 
     def send(self, delivery):
-        self.number += 1
-        target = self.fleet.other() if self.stopped else self.fleet.current
-        self.note('client', f'attempt {self.number} ({delivery}) is sent to instance {target.number}')
-        attempt = client.Attempt(self.stage.request, self.journal.id, target.port, self.timeout, self.number)
-        self.attempts.append(attempt)
-        return attempt
-
-    # ----- the client -----
-
-    def patience(self):
-        return self.stage.patience if self.stopped else self.timeout
+        target = self.fleet.spare or self.fleet.current if self.stopped else self.fleet.current
+        self.note('client', f'attempt {len(self.attempts) + 1} ({delivery}) is sent to instance {target.number}')
+        self.attempts.append(client.Attempt(self.stage.request, self.journal.id, target.port, self.timeout, len(self.attempts) + 1))
+        return self.attempts[-1]
 
     def wake_if_due(self):
         if self.stopped and time.monotonic() > self.stopped_at + self.options.pause:
@@ -128,28 +119,25 @@ class Run:
         while True:
             tries += 1
             attempt = self.send(delivery)
-            while not attempt.done.wait(0.02) and time.monotonic() < attempt.began + self.patience():
+            while not attempt.done.wait(0.02) and time.monotonic() < attempt.began + (self.stage.patience if self.stopped else self.timeout):
                 self.wake_if_due()
             self.wake_if_due()
             if attempt.done.is_set():
                 last = attempt.answer
-                self.hear(attempt)
+                self.journal.answers.append(last)
+                self.note('client', f'attempt {attempt.delivery} is answered {last}')
                 if last.is_final():
                     return last
                 if last.status is None and not self.stopped and self.fleet.revive():
                     self.note('service', 'the service has ended by itself, and is started again')
             else:
                 self.note('client', f'attempt {attempt.delivery}: gives up waiting')
-            if time.monotonic() > give_up or tries >= self.options.tries:
+            if time.monotonic() > give_up:
                 self.journal.stuck.append(f'{delivery}: {tries} attempts in {self.options.give_up:g} s, and no answer that is final; the last one: {last}')
                 self.note('client', 'gives up')
                 return None
             time.sleep(pause)
             pause = min(pause * 2, 0.25)
-
-    def hear(self, attempt):
-        self.journal.answers.append(attempt.answer)
-        self.note('client', f'attempt {attempt.delivery} is answered {attempt.answer}')
 
     def deliver(self):
         """The request, until it is answered; then more deliveries of it."""
@@ -167,8 +155,6 @@ class Run:
                     self.journal.stuck.append(f'attempt {attempt.delivery} is not answered in {self.timeout:g} s')
                 elif attempt.answer.status:
                     self.note('client', f'attempt {attempt.delivery}, which nobody waits for, is answered {attempt.answer}')
-
-    # ----- the end -----
 
     def settle(self):
         """Waits until no message comes and no transaction is open."""
@@ -192,14 +178,9 @@ class Run:
         self.fleet.wait()
         trap = faults.trap(self.journal.fault, self.journal.point, self) if self.journal.point else None
         if second:
-            first, point, fault = trap.after, *second
-
-            def after(link):
-                self.proxy.arm(faults.trap(fault, point, self, 1))
-                if first:
-                    first(link)
-            trap.after = after
-        self.proxy.begin(trap)
+            first = trap.after
+            trap.after = lambda link: (self.proxy.arm(faults.trap(second[1], second[0], self, 1)), first and first(link))
+        self.proxy.arm(trap, [])
         try:
             self.deliver()
         finally:
@@ -226,8 +207,7 @@ class Stage:
         self.outside, self.ids = set(), []
 
     def busy(self):
-        """Backends of the service that are not done: a transaction is open, or the connection is closed, and what came before that may
-        still be executed. As pid, state, query."""
+        """Backends that are not done: in a transaction, or their connection is closed, and the last statement may still be executed."""
         kept = {link.pid for link in list(self.proxy.links) if not link.closed}
         pids = ','.join(map(str, list(self.proxy.pids))) or '0'
         rows = self.database.rows(f"SELECT pid, state, query FROM pg_stat_activity WHERE pid IN ({pids})")
@@ -251,11 +231,11 @@ class Stage:
 
     def record(self):
         """The points of the request, the journal of a run without a fault, and its tape."""
-        self.fleet.start()
+        self.fleet.wait()
         time.sleep(self.options.settle)
         self.outside = {message.key[2] for _, _, message in self.proxy.tape if message.side == '>' and message.kind in faults.EXECUTES and READS.match(message.text)}
         for _ in range(2):    # what the service does only once: let it do that now
-            self.proxy.begin()
+            self.proxy.arm(None, [])
             warm = Run(self)
             answer = warm.until_final('a first request')
             warm.settle()
@@ -274,8 +254,7 @@ class Stage:
         return name_points(points), first, run.tape
 
     def with_fresh(self, points, first):
-        """Adds the points that only a connection has which is new, such as the Parse of a driver that keeps its statements. Each goes
-        before the next point of its own tape that the others have, too."""
+        """Adds points that only a new connection has, such as the Parse of a driver that keeps its statements, each at its place."""
         self.proxy.cut_all()
         self.fleet.wait()
         run = Run(self, recording=True)
@@ -297,7 +276,9 @@ class Stage:
                 self.fleet.wait()
                 self.proxy.cut_all()
                 time.sleep(0.02)
-            journal = Run(self, point, fault).execute(second)
+            run = Run(self, point, fault)
+            run.journal.second = f'{second[1]} at {second[0].name}' if second else ''
+            journal = run.execute(second)
             if journal.reached:
                 break
         return journal

@@ -1,5 +1,6 @@
 """The processes of the service: one that gets the requests, and a spare one that is started ahead."""
 
+import contextlib
 import http.client
 import os
 import pathlib
@@ -38,10 +39,9 @@ class Instance:
     def wait(self):
         """Until it answers at --ready."""
         while not self.is_ready:
-            if self.process.poll() is not None:
-                raise ServiceError(f'the service ended, exit code {self.process.returncode}:\n{self.last_words()}')
-            if time.monotonic() > self.began + self.fleet.start_timeout:
-                raise ServiceError(f'the service does not answer at {self.ready.geturl()}:\n{self.last_words()}')
+            if self.process.poll() is not None or time.monotonic() > self.began + 60:
+                what = f'ended, exit code {self.process.returncode}' if self.process.poll() is not None else f'does not answer at {self.ready.geturl()}'
+                raise ServiceError(f'the service {what}:\n{self.last_words()}')
             connection = http.client.HTTPConnection(self.ready.hostname, self.ready.port, timeout=5)
             try:
                 connection.request('GET', self.ready.path or '/')
@@ -63,15 +63,9 @@ class Instance:
             return
         if number == signal.SIGKILL:
             self.process.wait()
-        if number == signal.SIGSTOP:    # it acts a moment later
-            for _ in range(1000):
-                try:
-                    if pathlib.Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(')')[2].split()[0] in 'TZ':
-                        break
-                except OSError:    # no /proc here
-                    time.sleep(0.01)
-                    break
-                time.sleep(0.001)
+        state = pathlib.Path(f'/proc/{self.process.pid}/stat')
+        while number == signal.SIGSTOP and state.exists() and state.read_text().rpartition(')')[2].split()[0] not in 'TZ':
+            time.sleep(0.001)    # it acts a moment later
 
 
 def fill(text, values):
@@ -84,8 +78,7 @@ class Fleet:
     """pairs: two instances can run at a time, because the service takes its port from {port} or PORT."""
 
     def __init__(self, options, environment, values, folder):
-        self.command, self.ready, self.start_timeout = options.start, options.ready, options.start_timeout
-        self.environment, self.values, self.folder = environment, values, folder
+        self.command, self.ready, self.environment, self.values, self.folder = options.start, options.ready, environment, values, folder
         self.pairs = '{port}' in self.ready
         self.fixed_port = None if self.pairs else urllib.parse.urlsplit(self.ready).port or 80
         self.number, self.deaths, self.current, self.spare, self.lock = 0, [], None, None, threading.RLock()
@@ -94,20 +87,14 @@ class Fleet:
         self.number += 1
         return Instance(self, self.number)
 
-    def start(self):
-        self.current = self.make()
-        self.spare = self.make() if self.pairs else None
-        self.wait()
-
     def wait(self):
         """Until all are ready."""
+        if not self.current:
+            self.current, self.spare = self.make(), self.make() if self.pairs else None
         self.revive()
         for instance in self.current, self.spare:
             if instance:
                 instance.wait()
-
-    def other(self):
-        return self.spare or self.current
 
     def replace(self):
         """The current one is gone."""
@@ -123,9 +110,9 @@ class Fleet:
         with self.lock:
             ended = [instance for instance in (self.current, self.spare) if instance and instance.process.poll() is not None]
             for instance in ended:
-                if not instance.is_ready:
-                    raise ServiceError(f'the service ended, exit code {instance.process.returncode}:\n{instance.last_words()}')
                 self.deaths.append(instance.last_words())
+                if not instance.is_ready:
+                    raise ServiceError(f'the service ended, exit code {instance.process.returncode}:\n{self.deaths[-1]}')
                 if instance is self.current:
                     self.replace()
                 else:
@@ -133,14 +120,11 @@ class Fleet:
             return bool(ended)
 
     def close(self):
-        for instance in self.current, self.spare:
-            if instance:
-                instance.signal(signal.SIGCONT)
-                instance.signal(signal.SIGTERM)
-        for instance in self.current, self.spare:
-            if instance:
-                try:
-                    instance.process.wait(2)
-                except subprocess.TimeoutExpired:
-                    pass
-                instance.signal(signal.SIGKILL)
+        running = [instance for instance in (self.current, self.spare) if instance]
+        for instance in running:
+            instance.signal(signal.SIGCONT)
+            instance.signal(signal.SIGTERM)
+        for instance in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                instance.process.wait(2)
+            instance.signal(signal.SIGKILL)

@@ -34,10 +34,12 @@ def serve(pay):
 
         def do_POST(self):
             data = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+            if self.path != '/pay':
+                return self.answer(500, {})
             try:
-                self.answer(*pay(data['id'], data['amount']))
+                return self.answer(*pay(data['id'], data['amount']))
             except psycopg.Error as error:
-                self.answer(503, {'error': str(error)})
+                return self.answer(503, {'error': str(error)})
 
         def answer(self, status, body):
             body = body if isinstance(body, str) else json.dumps(body)
