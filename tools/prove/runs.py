@@ -13,8 +13,7 @@ import faults
 import judge
 from service import ServiceError
 
-TRIVIAL = re.compile(r'(select 1|select version\(\)|show\b.*|set\b.*|reset\b.*|discard\b.*|deallocate\b.*|begin\b.*|start transaction\b.*|commit\b.*|'
-                     r'rollback\b.*)?;?$', re.I)
+TRIVIAL = re.compile(r'(select 1|select version\(\)|(show|set|reset|discard|deallocate|begin|start transaction|commit|rollback)\b[^;]*)?;?$', re.I)
 READS = re.compile(r'\s*(select|with|show|set|reset|discard|deallocate|begin|start|commit|rollback)\b', re.I)
 
 
