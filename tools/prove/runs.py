@@ -248,6 +248,8 @@ class Stage:
             raise ServiceError('the request has no effect: what do the queries of --effects count?')
         self.patience = max(0.3, 4 * (run.tape[-1][0] - run.tape[0][0]))
         points = self.with_fresh(points_of(run.tape, self.outside), first)
+        if not points:
+            raise ServiceError('no message of the request differs from what the service says without one')
         for number, point in enumerate(points, 1):
             point.number = number
         return name_points(points), first, run.tape
