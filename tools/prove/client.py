@@ -54,7 +54,7 @@ class Attempt:
 
     def __init__(self, request, id, port, timeout, delivery):
         self.answer, self.done, self.began = None, threading.Event(), time.monotonic()
-        self.delivery, self.never_ended = delivery, False
+        self.delivery, self.never_ended, self.heard = delivery, False, False    # heard: a client of its own waits for it
         threading.Thread(target=self.send, args=(request, id, port, timeout), daemon=True).start()
 
     def send(self, request, id, port, timeout):

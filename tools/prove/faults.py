@@ -37,7 +37,7 @@ def again(run):
     def act(link, raw, message):
         run.note('fault', f'the same request arrives again at: {message}')
         attempt = run.send('again')
-        end = attempt.began + run.timeout
+        attempt.heard, end = True, attempt.began + run.timeout
         while not attempt.done.wait(0.01) and time.monotonic() < end:
             if time.monotonic() > attempt.began + 0.06 and run.proxy.silent(0.06):
                 run.note('client', 'the second one waits')

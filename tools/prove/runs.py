@@ -62,8 +62,8 @@ def points_of(tape, outside):
 
 def name_points(points):
     for length in 50, 10000:
-        for point in points:
-            side, kind, text = point.key
+        for number, point in enumerate(points, 1):
+            point.number, (side, kind, text) = number, point.key
             name = f'{side} {kind} {text[:length]}'.rstrip() + (f' #{point.nth}' if point.nth > 1 else '')
             if length == 50 or sum(other.name == point.name for other in points) > 1:
                 point.name = name
@@ -153,7 +153,8 @@ class Run:
                 if attempt.never_ended:
                     self.journal.stuck.append(f'attempt {attempt.delivery} is not answered in {self.timeout:g} s')
                 elif attempt.answer.status:
-                    self.note('client', f'attempt {attempt.delivery}, which nobody waits for, is answered {attempt.answer}')
+                    self.note('client', f'attempt {attempt.delivery}{"" if attempt.heard else ", which nobody waits for,"} is answered {attempt.answer}')
+                    self.journal.answers += [attempt.answer] * attempt.heard
 
     def settle(self):
         """Waits until no message comes and no transaction is open."""
@@ -250,8 +251,6 @@ class Stage:
         points = self.with_fresh(points_of(run.tape, self.outside), first)
         if not points:
             raise ServiceError('no message of the request differs from what the service says without one')
-        for number, point in enumerate(points, 1):
-            point.number = number
         return name_points(points), first, run.tape
 
     def with_fresh(self, points, first):
