@@ -20,9 +20,8 @@ def create_group(connection, id):    # 2_leader_and_followers
         return (201, ids) if ids and one(connection, "SELECT heal_group('ann', %s, %s, %s)", id, psycopg.types.json.Jsonb(ids), members)[0] else (409, {})
     if outcome == 'claimed':
         ids = psycopg.types.json.Jsonb(ids)
-        for step in ("add_group('ann', %s, %s, %s, %s)", 'friends'), ("add_members('ann', %s, %s, %s, %s)", ['ann', 'bob']), ("add_conversation('ann', %s, %s, %s)",), \
-                ("complete_group('ann', %s, %s, %s)",):
-            one(connection, 'SELECT ' + step[0], id, token, ids, *step[1:])
+        for step, *more in ('add_group', 'friends'), ('add_members', ['ann', 'bob']), ('add_conversation',), ('complete_group',):
+            one(connection, f"SELECT {step}('ann', %s, %s, %s{', %s' * len(more)})", id, token, ids, *more)
         ids = ids.obj
     return 201, ids
 
