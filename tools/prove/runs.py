@@ -297,7 +297,8 @@ class Stage:
                 break
             time.sleep(0.02)
         unsettled = []
-        for schema, in self.database.rows("SELECT quote_ident(nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE relname = 'idem_unsettled'"):
+        for schema, in self.database.rows("SELECT relnamespace::regnamespace FROM pg_class WHERE relname = 'idem_unsettled' AND "
+                                          "has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')"):
             ids = ', '.join(map(database.literal, self.ids))
             unsettled += self.database.rows(f'SELECT scope, user_id, request_id FROM {schema}.idem_unsettled WHERE request_id IN ({ids})')
         return found, [' '.join(row) for row in unsettled]
