@@ -1,5 +1,7 @@
 """Leases: heartbeat, fences, settlements, lost answers; within a transaction of the caller."""
 
+import asyncio
+import threading
 import time
 
 import psycopg
@@ -159,6 +161,43 @@ def test_lost_connection(world, when, needle, at):
     assert (answer.value, answer.replayed) == ({"paid": 30}, False)
     assert world.proxy.cuts == 1 or world.driver == "asyncpg"  # which sends the name of a statement that it has prepared
     assert world.observer.execute("SELECT array_agg(amount ORDER BY amount) FROM payments").fetchone()[0] == [1, 30]
+
+
+def test_lost_commit_while_the_heartbeat_waits(world):
+    """The heartbeat, which has just seen no fence, writes the end of the lease after the COMMIT that was lost."""
+    beats = []
+
+    def work(held):
+        def steps(tx):
+            yield from pay()(tx)
+            if not beats:
+                steps = held._extend(None)
+                beats.append(asyncio.ensure_future(arun(steps)) if world.asynchronous
+                             else threading.Thread(target=run, args=(steps,)))  # fmt: skip
+                world.asynchronous or beats[0].start()
+                yield pause(world, 0.5)
+                world.proxy.cut("after", b"COMMIT")
+
+        yield held.transaction(world.handler(steps))
+        yield beats[0] if world.asynchronous else beats[0].join()
+
+    leased(world, work, lease=30)
+    assert world.proxy.cuts == 1 and world.payments() == 1
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("settles", [False, True])
+def test_handler_ends_the_fenced_transaction(world, end, settles):
+    def steps(tx):
+        yield from pay()(tx)
+        yield tx.execute(end)
+
+    def work(held):
+        yield held.settle(1, world.handler(steps)) if settles else held.transaction(world.handler(steps))
+
+    with pytest.raises(idem_pg.HandlerEndedTransaction):
+        leased(world, work)
+    assert state(world) == ("in_progress", None)
 
 
 def test_within(world):

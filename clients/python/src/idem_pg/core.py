@@ -92,9 +92,13 @@ class Core:
         self.LEASE = ("SELECT CAST(outcome AS text), CAST(result AS text), expires_at, CAST(progress AS text), token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
         self.EXTEND = f"SELECT CAST({s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb}) AS text)"
-        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text)"
+        self.FENCE = f"SELECT CAST({s}fence({key}, token => {token}) AS text), CAST(pg_current_xact_id() AS text)"
+        xid = f"CAST({text} AS xid8)"
+        self.COMMITTED = f"SELECT {xid} < pg_current_xact_id() AND pg_xact_status({xid}) = 'committed'"
+        # The token is good outside of the fence, too: so see that this is still the transaction that has it.
+        self.IN_FENCE = (f"SELECT CASE WHEN pg_current_xact_id() = {xid} THEN CAST(%s AS text) ELSE CAST(CAST(CAST("
+                         "pg_current_xact_id() AS text) || ' is not the transaction of the fence' AS int) AS text) END")  # fmt: skip
         self.RELEASE = f"SELECT {s}release({key}, token => {token})"
-        self.UNTIL = f"SELECT CAST(lease_until AS text) FROM {s}lookup({key})"
 
     def ask(self, steps: Steps[Any], function: str = "idem_") -> Steps[Any]:
         """A statement of ours: its errors become this package's."""

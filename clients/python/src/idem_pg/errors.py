@@ -132,6 +132,8 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
     detail = getattr(diag, "message_detail", None) or getattr(cause, "detail", None)
     if code in BY_SQLSTATE:
         return BY_SQLSTATE[code](f"{text}\n{detail}" if detail and detail not in text else text)
+    if code == "22P02" and "transaction of the fence" in text:
+        return HandlerEndedTransaction()
     if code == "25P02":
         return HandlerSwallowedError()
     if code == "3F000" or (code == "42883" and function in text):

@@ -64,54 +64,48 @@ class Lease:
         yield from self._known(self._core.statement(self._request(), self._core.EXTEND, args, writes=True), False)
         self._ends = before + self._length
 
+    def _in_fence(self, work: Callable[[Any], Steps[Any]]) -> Steps[None]:
+        """work(tx), which returns the last statement, in a fenced transaction: again if it is lost, unless it has committed."""
+        core, request, tried = self._core, self._request(), list[str]()  # tried: the transaction whose COMMIT was sent
+        def body(tx: Any) -> Steps[None]:
+            request.stage, row = "claim", None
+            try:
+                row = yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+            except LeaseLost:  # also if the one in `tried` has settled the request
+                if not tried:
+                    raise
+                yield from core.driver.rollback(tx)
+            if tried and (yield from core.driver.query(tx, core.COMMITTED, tried * 2))[0]:
+                return (yield from core.driver.rollback(tx))  # type: ignore[no-any-return]
+            if row is None:
+                raise LeaseLost()
+            request.stage, request.unanswered = "handler", False
+            sql, args = yield from work(tx)
+            request.stage, tried[:] = "commit", [row[1]]
+            yield from core.ask(core.driver.finish(tx, core.IN_FENCE % sql.removeprefix("SELECT "), (row[1], *args)))
+        yield from self._known(core.repeat(request, body))
+
     def _transaction(self, handler: Callable[[Any], Any]) -> Steps[Any]:
-        core, request = self._core, self._request()
-        tried: list[Any] = []  # of an attempt whose COMMIT was sent: the end of the lease that it wrote, and the value
-        def body(tx: Any) -> Steps[Any]:
-            request.stage, before = "claim", time.monotonic()
-            yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
-            if tried:
-                row = yield from core.ask(core.driver.query(tx, core.UNTIL, request.key))
-                if row is not None and row[0] == tried[0]:
-                    yield from core.driver.rollback(tx)
-                    return tried[1]
-                request.unanswered = False
-            row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
-            request.stage = "handler"
+        done: list[Any] = []
+        def work(tx: Any) -> Steps[Any]:
             value = yield handler(tx)
-            if time.monotonic() - before > self._length / 3:  # the lease must not end with this transaction
-                before = time.monotonic()
-                row = yield from core.ask(core.driver.query(tx, core.EXTEND, (*self._held, self._length, None)))
-            request.stage, tried[:] = "commit", [row[0], value]
-            yield from core.ask(core.driver.finish(tx, "SELECT 1", ()))
-            self._ends = before + self._length
-            return value
-        return (yield from self._known(core.repeat(request, body)))
+            done[:] = [time.monotonic(), value]
+            return self._core.EXTEND, (*self._held, self._length, None)  # the lease must not end with this transaction
+        yield from self._in_fence(work)
+        self._ends = done[0] + self._length
+        return done[1]
 
     def _settle(self, value: Any, handler: Callable[[Any], Any] | None) -> Steps[Answer]:
-        core, request = self._core, self._request()
-        done = [core.COMPLETE, dumps(value)]
-        def body(tx: Any) -> Steps[None]:
-            request.stage = "claim"
-            try:
-                yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
-            except LeaseLost:
-                if not request.unanswered:
-                    raise
-                # Settled already.  By the attempt whose answer was lost?  Then the server takes the repeat.
-                yield from core.driver.rollback(tx)
-                yield from core.ask(core.driver.query(tx, done[0], (*request.key, done[1], self._held[3])))
-                return
-            request.stage, request.unanswered = "handler", False
-            done[:] = [core.COMPLETE, dumps(value)]
+        core, text, done = self._core, dumps(value), list[str]()
+        def work(tx: Any) -> Steps[Any]:
+            done[:] = [core.COMPLETE, text]
             try:
                 if handler is not None:
                     yield handler(tx)
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
-            request.stage = "commit"
-            yield from core.ask(core.driver.finish(tx, done[0], (*request.key, done[1], self._held[3])))
-        yield from self._known(core.repeat(request, body))
+            return done[0], (*self._held[:3], done[1], self._held[3])
+        yield from self._in_fence(work)
         self._stop()
         if done[0] == core.FAIL:
             raise Failed(loads(done[1]), replayed=False)
