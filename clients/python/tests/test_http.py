@@ -182,6 +182,29 @@ def test_lease(service):
     assert (calls, service.world.payments()) == (1, 1)
 
 
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("status, value", [(201, "/x\r\nX-Evil: 1"), (99, "/x"), (600, "/x")])
+def test_what_cannot_be_sent_is_not_stored(database, status, value):
+    flask = pytest.importorskip("flask")
+    world, app = World("psycopg", database), flask.Flask("shop")
+    app.testing = True
+
+    @app.post("/")
+    @world.idem.http(scope="sent", user=lambda request: "anna")
+    def view(tx, request):
+        tx.execute("INSERT INTO payments (amount) VALUES (1)")
+        return guard.reply(status, {}, {"Location": value})
+
+    with pytest.raises(ValueError):
+        app.test_client().post("/", headers={"Idempotency-Key": world.id})
+    assert world.payments() == 0 and world.idem.status(user="anna", id=world.id, scope="sent") is None
+    world.close()
+
+
+def test_headers_are_text():
+    assert guard.reply(200, None, {"Retry-After": 5}).headers == [("Retry-After", "5")]
+
+
 def test_keys():
     assert [guard.parse_key(k) for k in ('"a b"', r'"a\"\\"', "abc", 'a"b', ' "x" ')] == ["a b", 'a"\\', "abc", 'a"b', "x"]
     assert [guard.parse_key(k) for k in ('"', '""', "", "ü", '"a', r'"\a"', '"a"; x')] == [None] * 7

@@ -33,7 +33,7 @@ class Reply:
 
 def reply(status: int = 200, body: Any = None, headers: dict[str, str] | Iterable[tuple[str, str]] = ()) -> Reply:
     """A response of a handler: bytes and text are sent as they are, anything else but None as JSON."""
-    pairs = list(headers.items() if isinstance(headers, dict) else headers)
+    pairs = [(name, str(value)) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
     if isinstance(body, bytes):
         data, kind = body, "application/octet-stream"
     elif isinstance(body, str):
@@ -151,6 +151,7 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
         out = to_reply((yield handler(tx)))
         if not options.final(out.status):
             raise NotFinal(out)
+        to_response(incoming.request, out)  # what cannot be sent is not to be stored
         first[:] = [out]
         return options.encode(pack(out, options.headers))
     header = incoming.header(options.key)
@@ -217,10 +218,12 @@ def incoming_of(request: Any) -> Incoming:
 
 def to_reply(out: Any) -> Reply:
     """What a handler returned: a Reply, or JSON."""
-    if isinstance(out, Reply):
-        return out
-    check(out)  # a response of the framework, for example, ends here
-    return reply(200, out)
+    if not isinstance(out, Reply):
+        check(out)  # a response of the framework, for example, ends here
+    made = out if isinstance(out, Reply) else reply(200, out)
+    if not 200 <= made.status <= 599 or any(re.search("[\0\r\n]", name + value) for name, value in made.headers):
+        raise ValueError(f"a response that HTTP cannot send: {made.status}, {made.headers}")
+    return made
 
 
 def to_response(request: Any, out: Reply) -> Any:
