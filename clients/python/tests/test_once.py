@@ -63,6 +63,37 @@ def test_commit_unknown(world):
     assert world.payments() == 1
 
 
+def test_commit_unknown_and_then_no_server_that_writes(world):
+    world.idem = world.connect(1)
+
+    def steps(tx):
+        world.observer.execute(f'ALTER DATABASE "{world.database}" SET default_transaction_read_only = on')
+        world.proxy.cut("after", b"COMMIT")
+        return pay()(tx)
+
+    try:
+        with pytest.raises(idem_pg.CommitUnknown):
+            world.once(steps, attempts=2)
+    finally:
+        world.observer.execute(f'ALTER DATABASE "{world.database}" RESET default_transaction_read_only')
+    world.idem = world.connect()
+    assert world.once(pay()).replayed and world.payments() == 1
+
+
+def test_isolation_of_the_connection(world):
+    if world.driver != "psycopg":
+        pytest.skip("a function that connects")
+
+    def connect():
+        connection = psycopg.connect(dbname=world.database)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return connection
+
+    answer = idem_pg.Idem(connect).once(
+        lambda tx: tx.execute("SHOW transaction_isolation").fetchone()[0], user="anna", id=world.id)
+    assert answer.value == "repeatable read"
+
+
 def test_attempts_spent_before_commit(world):
     world.proxy.cut("before", b"INSERT", 99)
     with pytest.raises(Exception) as caught:
@@ -306,6 +337,11 @@ def test_call_of_a_failed_request(world):
     with pytest.raises(idem_pg.Failed) as caught:
         world.go(world.idem.call("pay(text, int)", {"reference": "r", "amount": 3}, user="anna", id=world.id))
     assert caught.value.stored == "no" and caught.value.replayed
+    # A function that meets it has not failed itself.
+    world.observer.execute("CREATE OR REPLACE FUNCTION meet(id text) RETURNS boolean LANGUAGE sql AS $$ SELECT idem.idem_claim('anna', id) $$")
+    with pytest.raises(Exception) as caught:
+        world.go(world.idem.call("meet(text)", {"id": world.id}, user="anna", id=world.id + "-2"))
+    assert errors.sqlstate(caught.value) == "ID417" and not isinstance(caught.value, idem_pg.IdemError)
 
 
 def test_call_of_a_function_that_fails_the_request(world):
@@ -378,6 +414,30 @@ def test_cancelled(world):
     world.go(cancel(b""))
     assert not world.once(pay(), wait=5).replayed
     assert world.payments() == 1
+
+
+def test_cancelled_while_the_pool_is_checked(world):
+    """A pool whose check is interrupted loses the places of the connections that it has in hand."""
+    if world.driver != "psycopg_async":
+        pytest.skip("a pool of psycopg")
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def check():
+        began.set()
+        await asyncio.sleep(0.1)
+        ended.set()
+
+    async def cancel():
+        task = asyncio.ensure_future(world.idem.once(world.handler(pay()), user="anna", id=world.id))
+        await asyncio.wait_for(began.wait(), 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(ended.wait(), 20)
+
+    world.pools[0].check = check
+    world.proxy.cut("before", b"COMMIT")
+    world.go(cancel())
 
 
 def places(world):

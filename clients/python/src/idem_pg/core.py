@@ -81,7 +81,6 @@ class Core:
         self.FAIL = f"SELECT {s}fail({key}, error => {jsonb}, token => {token})"
         self.CALL = (f"SELECT CAST(r AS text), CAST({s}outcome() AS text) FROM {s}call({key}, function => {text},"
                      f" arguments => {jsonb}, wait => {wait}) AS r")  # fmt: skip
-        self.RESULT = f"SELECT CAST({s}result({key}) AS text)"
         self.STATUS = f"SELECT CAST({s}status({key}) AS text)"
         self.FORGET = f"SELECT {s}forget({key})"
         self.LOOKUP = ("SELECT CAST(state AS text), expires_at, lease_until, fingerprint, committed_at,"
@@ -147,6 +146,8 @@ class Core:
             return errors.lost(error, type(error).__name__ not in final and errors.sqlstate(error) is None)
         if request.stage == "claim" and isinstance(error, (InProgress, errors.TimedOut)):
             return request.lost
+        if request.stage == "claim" and request.unanswered and (errors.sqlstate(error) or "")[:2] in ("25", "53", "55", "57"):
+            return True  # a server on its way up or down: what has become of that COMMIT is not known yet
         lost = errors.lost(error, broken)
         request.lost, request.unanswered = request.lost or lost, request.unanswered or (lost and request.stage == "commit")
         return lost or errors.conflict(error)
@@ -251,8 +252,9 @@ class Core:
                 return (yield from self.driver.query(tx, self.CALL, (*request.key, function, *request.claim()[3:])))
             except Exception as error:
                 if errors.sqlstate(error) == "ID417":
-                    row = yield from self.driver.query(tx, self.RESULT, request.key)
-                    raise Failed(loads(row[0])) from error
+                    row = yield from self.driver.query(tx, self.LOOKUP, request.key)
+                    if row is not None and row[0] == "failed":  # else the function has met another request that failed
+                        raise Failed(loads(row[5])) from error
                 # An answer of the function itself comes through; so does a function that is missing.
                 if (translated := errors.translated(error, self.schema, "idem_call")) is not error:
                     raise translated from error

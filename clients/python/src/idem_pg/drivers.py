@@ -56,6 +56,7 @@ class Driver:
     def __init__(self, source: Any, asynchronous: bool) -> None:
         self.source, self.asynchronous = source, asynchronous
         self.sleep: Any = asyncio.sleep if asynchronous else time.sleep
+        self.whole: Any = [lambda done: done, asyncio.shield][asynchronous]  # also if the task is cancelled
 
     def sql(self, template: str) -> str:
         return template.replace("%", "%%").replace(MARK, "%s")
@@ -112,15 +113,14 @@ class Psycopg(Driver):
             tx.pgconn.finish()
         elif pooled:
             yield from self.set_autocommit(tx, before)
-        back = self.source.putconn(tx) if pooled else tx.close()
-        yield asyncio.shield(back) if self.asynchronous else back
+        yield self.whole(self.source.putconn(tx) if pooled else tx.close())
 
     def closed(self, tx: Any) -> bool:
         return bool(tx.closed)
 
     def renew(self) -> Steps[None]:  # has the pool drop the connections that died with the one that was lost
         if hasattr(self.source, "check"):
-            yield self.source.check()
+            yield self.whole(self.source.check())
 
     def query(self, tx: Any, sql: str, args: Sequence[Any], first: bool = False) -> Steps[Any]:
         cursor = self.cursor(tx, row_factory=self.row_factory)
@@ -133,7 +133,8 @@ class Psycopg(Driver):
         return row if first else (yield cursor.fetchone()) if cursor.description else None
 
     def begin(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
-        return (yield from self.query(tx, "BEGIN; " + sql, args))
+        level = tx.isolation_level and f" ISOLATION LEVEL {tx.isolation_level.name.replace('_', ' ')}"
+        return (yield from self.query(tx, f"BEGIN{level or ''}; {sql}", args))
 
     def finish(self, tx: Any, sql: str, args: Sequence[Any]) -> Steps[Any]:
         return (yield from self.query(tx, sql + "; COMMIT", args, first=True))
