@@ -23,7 +23,7 @@ const going = new Map();
 process.on('message', ({ hold, at, go }) => {
 	if (hold) {
 		holds.set(hold, at);
-		process.send({ armed: hold });
+		process.send?.({ armed: hold });
 	}
 	if (go) going.get(go)();
 });
@@ -33,7 +33,7 @@ function reach(reference, at) {
 	holds.delete(reference);
 	return new Promise((resolve) => {
 		going.set(reference, resolve);
-		process.send({ held: reference });
+		process.send?.({ held: reference });
 	});
 }
 
@@ -51,7 +51,7 @@ async function charge({ reference, amount }) {
 
 function find(reference) {
 	const entry = charges.find((one) => one.reference === reference);
-	if (!entry) process.send({ unknown: reference });
+	if (!entry) process.send?.({ unknown: reference });
 	return entry ? [200, { id: entry.id }] : [404, null];
 }
 
@@ -66,4 +66,4 @@ const server = http.createServer(async (request, response) => {
 		: find(decodeURIComponent(request.url.slice('/charges/'.length))));
 	response.writeHead(status).end(JSON.stringify(body));
 });
-server.listen(Number(port), '127.0.0.1', () => process.send({ listening: server.address().port }));
+server.listen(Number(port), '127.0.0.1', () => process.send?.({ listening: server.address().port }));
