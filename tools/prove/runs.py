@@ -126,6 +126,7 @@ class Run:
                 self.journal.answers.append(last)
                 self.note('client', f'attempt {attempt.delivery} is answered {last}')
                 if last.is_final():
+                    self.wake()
                     return last
                 if last.status is None and not self.stopped and self.fleet.revive():
                     self.note('service', 'the service has ended by itself, and is started again')
@@ -141,7 +142,6 @@ class Run:
     def deliver(self):
         """The request, until it is answered; then more deliveries of it."""
         told = self.until_final('the request')
-        self.wake()
         if self.recording:
             self.settle()
             self.tape = list(self.proxy.tape)

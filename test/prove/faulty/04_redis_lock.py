@@ -12,11 +12,11 @@ def redis(*words):
 
 
 def pay(id, amount):
-    if redis('SET', id, 'locked', 'NX', 'PX', '300') != b'+OK\r\n':
+    if redis('SET', id, 'locked', 'NX', 'PX', '1500') != b'+OK\r\n':
         return (201, {'paid': amount}) if redis('GET', 'done-' + id) != b'$-1\r\n' else (409, {})
     with pool.connection() as connection, connection.transaction():
         insert(connection, id, amount)
-    redis('SET', 'done-' + id, '1', 'PX', '300')
+    redis('SET', 'done-' + id, '1', 'PX', '1500')
     return 201, {'paid': amount}
 
 

@@ -1,4 +1,4 @@
-"""A lease of a second without a fence: a holder that was paused longer than that, and replaced, still writes its payment."""
+"""A lease of 300 ms without a fence: a holder that was paused longer than that, and replaced, still writes its payment."""
 from skeleton import insert, one, pool, serve
 
 
