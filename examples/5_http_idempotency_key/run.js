@@ -259,7 +259,7 @@ async function statuses() {
 	const marker = crypto.randomUUID();
 	await database.query(`SELECT idem.idem_claim('ann', $1, 'payments')`, [marker]);
 	const replay = await attempt({ key: marker, body });
-	is([replay.status, replay.headers['idempotent-replayed']], [200, 'true'], '200 for a payment without a stored response');
+	is([replay.status, type(replay)], [500, 'urn:idem:answer-lost'], '500 for a payment without a stored response');
 	await database.query('UPDATE idem.idem_scopes SET result_max_bytes = 100');
 	is((await attempt({ key: crypto.randomUUID(), body })).status, 500, '500 for a response that cannot be stored');
 	is(await paid('statuses'), 2, 'which is undone');
