@@ -42,6 +42,11 @@ def test_install_and_check(empty, capsys):
     lines = capsys.readouterr().out
     assert "\nnote cleaning: nobody" in lines and 'CALL "my idem".idem_cleanup_all(), as idem\'s owner or an operator' in lines
     assert "ok   edition: portable" in lines and "ok   version: 1.0.0" in lines and "ok   rights" in lines
+    with psycopg.connect(autocommit=True) as connection:
+        connection.execute("""SELECT "my idem".idem_claim('anna', 'old');
+            UPDATE "my idem".idem_claims SET expires_at = now() - interval '2 days'""")
+        assert tool.main(["check", "--schema", "my idem"]) == 1 and "\nMEND cleaning: nobody" in capsys.readouterr().out
+        connection.execute('CALL "my idem".idem_cleanup_all()')
     with psycopg.connect() as connection:
         before = connection.execute("SHOW search_path").fetchone()
         tool.migrate(connection, "my idem", ["pg_monitor"])

@@ -53,16 +53,17 @@ def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
     try:
         installed = connection.execute(f"SELECT {name}.idem_version()").fetchone()[0].split("+")[0]
         yield installed == __version__, f"version: {installed}, client {__version__}; both should be the same"
-        cleaning = connection.execute(f"SELECT cleaning FROM {name}.idem_stat_cleanup").fetchone()[0]
+        cleaning, late = connection.execute(
+            f"SELECT cleaning, oldest_expired_age > '1 day' FROM {name}.idem_stat_cleanup").fetchone()
     except psycopg.errors.InsufficientPrivilege:
         yield None, "version, cleaning: only idem's owner and operators may look; run this check as one of them"
         return
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
-        cleaning = str(error.diag.message_primary)
+        cleaning, late = str(error.diag.message_primary), False
     how = f"; let a timer run CALL {name}.idem_cleanup_all(), as idem's owner or an operator"
     how += ", or preload idem, with this database in idem.cleanup_databases" * (extension == "idem")
     well = cleaning.startswith(("worker", "sessions"))
-    yield well or None, f"cleaning: {cleaning}" + ("" if well else how)
+    yield well or (False if late else None), f"cleaning: {cleaning}" + ("" if well else how)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
