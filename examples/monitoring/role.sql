@@ -1,7 +1,7 @@
 -- The role of an exporter, with the rights that it needs to read idem_metrics, and no other.
 -- Run this in each database that has idem, with the schema of idem:
 --
---	psql -d app -v schema=public -f role.sql
+--	psql -d app -v schema=idem -f role.sql
 --	psql -d app -c '\password idem_exporter'
 --
 -- The role reads numbers and the names of scopes. It cannot read claims, nor who holds a
