@@ -85,8 +85,8 @@ export function translate(error: unknown, schema: string, rights = 'app'): unkno
 	if (known) return new known(known !== TooLarge ? message
 		: `${message}: store a reference to it, or have the operator raise result_max_bytes of the scope in "${schema}".idem_scopes`, { cause: error });
 	if (code === '3F000' || (code === '42883' && message.includes('idem_'))) {
-		return new NotInstalled(`idem is not installed in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}"`
-			+ ` (${message})`, { cause: error });
+		return new NotInstalled(`idem is not installed in the schema "${schema}" of this database: pass the schema that has it,`
+			+ ` or run "npx idem-pg install --schema ${schema}" (${message})`, { cause: error });
 	}
 	if (code === '42501' && (message.includes('idem_') || message.includes(schema))) {
 		return new NoRights(`this role may not call idem: as the owner of idem run SELECT "${schema}".idem_grant('ROLE', '${rights}')`

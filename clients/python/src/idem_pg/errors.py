@@ -131,7 +131,7 @@ def translated(error: Exception, schema: str, function: str = "idem_") -> Except
     if code == "25P02":
         return HandlerSwallowedError()
     if code == "3F000" or (code == "42883" and function in text):
-        return NotInstalled(f"idem is not in schema {schema}: run python -m idem_pg install --schema {schema}")
+        return NotInstalled(f"idem is not in schema {schema}: pass the one that has it, or run python -m idem_pg install --schema {schema}")
     if code == "42501" and (function in text or f" {schema}" in text):
         right = "operator" if re.search("idem_(forget|lapsed)", text) else "app"
         return NoRights(f"{text}: let idem's owner run SELECT {quoted(schema)}.idem_grant('ROLE', '{right}'), with your role's name")
