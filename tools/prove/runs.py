@@ -290,16 +290,17 @@ class Stage:
         return journal
 
     def left_behind(self):
-        """After all runs: effects that came late, advisory locks of the service, its connections once it has ended, and requests that are not settled."""
-        found = []
+        """After all runs: late effects, advisory locks, prepared transactions, connections once the service has ended; requests not settled."""
+        found, unsettled = [], []
         time.sleep(max(1, self.options.pause))
         for id, before in list(self.effects.items()):
-            for name, count in self.count_effects(id).items():
-                if count > before[name]:
-                    found.append(f'request {id} had {before[name]} effects, {name}, when it was judged, and has {count} after all runs')
+            found += [f'request {id} had {before[name]} effects, {name}, when it was judged, and has {count} after all runs'
+                      for name, count in self.count_effects(id).items() if count > before[name]]
         pids = ','.join(map(str, list(self.proxy.pids))) or '0'
-        for pid, key in self.database.rows(f"SELECT pid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid IN ({pids})"):
-            found.append(f'an advisory lock, {key}, held by process {pid}')
+        found += [text for text, in self.database.rows(
+            f"SELECT format('an advisory lock, %s, held by process %s', objid, pid) FROM pg_locks WHERE locktype = 'advisory' AND pid IN ({pids}) "
+            "UNION ALL SELECT 'a prepared transaction, ' || gid FROM pg_prepared_xacts WHERE database = current_database() AND "
+            "prepared > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())")]
         self.fleet.close()
         end = time.monotonic() + 5
         while rows := self.database.rows(f'SELECT pid, state FROM pg_stat_activity WHERE pid IN ({pids})'):
@@ -307,7 +308,6 @@ class Stage:
                 found += [f'a connection, process {pid}, {state}' for pid, state in rows]
                 break
             time.sleep(0.02)
-        unsettled = []
         for schema, in self.database.rows("SELECT relnamespace::regnamespace FROM pg_class WHERE relname = 'idem_unsettled' AND "
                                           "has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')"):
             ids = ', '.join(map(database.literal, self.effects))

@@ -1,4 +1,4 @@
-"""Services that a run must not count as held. usage: evidence.py late | elsewhere | names | control | pay"""
+"""Services that a run must not count as held. usage: evidence.py late | elsewhere | names | prepares | control | pay"""
 import random
 import sys
 import threading
@@ -28,6 +28,13 @@ def pay(id, amount):
             name = ''.join(random.choices('ghijkl', k=12))
             connection.execute(f'WITH {name} AS (INSERT INTO claims (id) VALUES (%s) ON CONFLICT DO NOTHING RETURNING id) '
                                f'INSERT INTO payments (reference, amount) SELECT id, 30 FROM {name}', (id,))
+        elif sys.argv[1] == 'prepares':    # each attempt has another prepared transaction
+            if not one(connection, 'SELECT 1 AS done FROM payments WHERE reference = %s', id):
+                name = random.getrandbits(62)
+                connection.execute('BEGIN')
+                insert(connection, id, amount)
+                connection.execute(f"PREPARE TRANSACTION '{name}'")
+                connection.execute(f"COMMIT PREPARED '{name}'")
         elif sys.argv[1] == 'elsewhere':    # pays on a connection that does not go through the proxy
             one(connection, 'SELECT n FROM reader WHERE t = %s', id)
             claim_and_pay(elsewhere, id, amount)
