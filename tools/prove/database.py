@@ -1,6 +1,7 @@
 """What prove itself asks PostgreSQL: a client for the simple protocol, which logs in as the server wants it."""
 
 import base64
+import collections
 import hashlib
 import hmac
 import os
@@ -54,12 +55,12 @@ def literal(value):
 
 class Database:
     def __init__(self, parameters):
-        self.parameters, self.buffer, self.socket, self.lock = parameters, b'', None, threading.Lock()
+        self.parameters, self.socket, self.lock = parameters, None, threading.Lock()
 
     def connect(self):
-        self.buffer, self.socket = b'', connect(address(self.parameters))
+        self.buffer, self.whole, self.socket = bytearray(), collections.deque(), connect(address(self.parameters))
         body = struct.pack('!I', 196608)
-        for name, value in {'user': self.parameters['user'], 'database': self.parameters['dbname'], 'application_name': 'prove'}.items():
+        for name, value in {'user': self.parameters['user'], 'database': self.parameters['dbname'], 'application_name': 'prove', 'client_encoding': 'UTF8'}.items():
             body += name.encode() + b'\0' + value.encode() + b'\0'
         self.socket.sendall(struct.pack('!I', len(body) + 5) + body + b'\0')
         scram = None
@@ -95,24 +96,19 @@ class Database:
         return scram
 
     def read(self):
-        while True:
-            whole, rest = messages.split(self.buffer)
-            if whole:
-                self.buffer = self.buffer[len(whole[0]):]
-                return whole[0][:1].decode('latin-1'), whole[0][5:]
+        while not self.whole:
             chunk = self.socket.recv(1 << 16)
             if not chunk:
                 raise ConnectionError('the server has closed the connection')
             self.buffer += chunk
+            self.whole.extend(messages.split(self.buffer))
+        raw = self.whole.popleft()
+        return raw[:1].decode('latin-1'), raw[5:]
 
     def rows(self, text):
         """The rows of the last statement, as lists of texts."""
         with self.lock:
-            try:
-                return self.ask(text)
-            except OSError:    # a server that was restarted
-                self.socket = None
-                return self.ask(text)
+            return self.ask(text)
 
     def ask(self, text):
         if self.socket is None:
@@ -127,7 +123,7 @@ class Database:
                 row, place = [], 2
                 for _ in range(struct.unpack_from('!H', body)[0]):
                     size = struct.unpack_from('!i', body, place)[0]
-                    row.append(None if size < 0 else body[place + 4:place + 4 + size].decode())
+                    row.append(None if size < 0 else body[place + 4:place + 4 + size].decode('utf-8', 'replace'))
                     place += 4 + max(size, 0)
                 rows.append(row)
             elif kind == 'E':

@@ -39,7 +39,7 @@ def again(run):
         attempt = run.send('again')
         attempt.heard, end = True, attempt.began + run.timeout
         while not attempt.done.wait(0.01) and time.monotonic() < end:
-            if time.monotonic() > attempt.began + 0.15 and run.proxy.silent(0.15):
+            if time.monotonic() > max(attempt.began, run.proxy.latest) + 0.15:
                 run.note('client', 'the second one waits')
                 break
         return raw

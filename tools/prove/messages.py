@@ -13,16 +13,17 @@ SERVER = {'1': 'ParseComplete', '2': 'BindComplete', '3': 'CloseComplete', 'C': 
           'v': 'NegotiateProtocolVersion'}
 CANCEL, TLS, GSS = 80877102, 80877103, 80877104
 ASYNCHRONOUS = 'NAS'    # the server sends these whenever it wants
-LITERAL = re.compile(r"'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$|\b[0-9a-f]{8,}\b|\d+", re.S)
+LITERAL = re.compile(r"'[^']*(?:''[^']*)*'|\$(\w*)\$.*?\$\1\$|\b[0-9a-f]{8,}\b|\d+", re.S)
 
 
 def split(buffer):
-    """The whole messages at the begin of the buffer, each as bytes, and the rest."""
+    """Takes the whole messages from the begin of the buffer, a bytearray: each as bytes."""
     messages, start = [], 0
     while len(buffer) - start >= 5 and len(buffer) - start >= (size := 1 + struct.unpack_from('!I', buffer, start + 1)[0]):
         messages.append(bytes(buffer[start:start + size]))
         start += size
-    return messages, buffer[start:]
+    del buffer[:start]
+    return messages
 
 
 def build(kind, body=b''):
@@ -46,20 +47,16 @@ def strings(body, number):
     return [part.decode('utf-8', 'replace') for part in body.split(b'\0', number)[:number]]
 
 
-def squeeze(text):
-    return ' '.join(text.split())
-
-
 def shape(text):
     """A statement without its literals, which differ from request to request: only the names of its parameters, $1, stay."""
-    return LITERAL.sub(lambda match: match[0] if text[max(match.start() - 1, 0)] == '$' and match[0].isdigit() else '?', squeeze(text))
+    return LITERAL.sub(lambda match: match[0] if text[max(match.start() - 1, 0)] == '$' and match[0].isdigit() else '?', ' '.join(text.split()))
 
 
 class Message:
     """One message: side is '>' from the service or '<' from the server; text is the statement that it belongs to."""
 
     def __init__(self, side, kind, text, detail='', status=''):
-        self.side, self.kind, self.text, self.detail, self.status = side, kind, squeeze(text), detail, status
+        self.side, self.kind, self.text, self.detail, self.status = side, kind, ' '.join(text.split()), detail, status
         self.key = (side, kind, shape(text))
 
     def __str__(self):

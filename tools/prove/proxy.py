@@ -13,10 +13,10 @@ import messages
 
 class Trap:
     """At the n-th message with this key act(link, raw, message) is called once, in the thread that passes the message on. It returns
-    what is passed on in its place, or None; then after(link) is called."""
+    what is passed on in its place, or None; then after(link) is called. then: the trap that is armed at this moment."""
 
     def __init__(self, key, nth, act, after=None):
-        self.key, self.nth, self.act, self.after = key, nth, act, after
+        self.key, self.nth, self.act, self.after, self.then = key, nth, act, after, None
         self.hit = threading.Event()
 
 
@@ -31,11 +31,12 @@ class Link:
         self.open.set()
 
     def run(self):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             start = self.startup()
             self.server = database.connect(self.proxy.server)
             if struct.unpack('!I', start[4:8])[0] == messages.CANCEL:
                 self.server.sendall(start)
+                self.server.recv(1)    # the server has done it
             else:
                 threading.Thread(target=self.pump, args=('<', self.server, self.client), daemon=True).start()
                 self.pass_on('>', b'\0' + start, self.server)
@@ -59,11 +60,11 @@ class Link:
             self.client.sendall(b'N')
 
     def pump(self, side, source, target):
-        buffer = b''
+        buffer = bytearray()
         with contextlib.suppress(OSError):
             while chunk := source.recv(1 << 16):
-                whole, buffer = messages.split(buffer + chunk)
-                for raw in whole:
+                buffer += chunk
+                for raw in messages.split(buffer):
                     self.pass_on(side, raw, target)
         self.cut()
         if side == '<':
@@ -133,7 +134,8 @@ class Proxy:
             self.counts[message.key] += 1
             trap = self.trap
             if trap and trap.key == message.key and self.counts[message.key] >= trap.nth:
-                self.trap = None
+                self.trap = trap.then
+                self.counts.clear()
                 trap.hit.set()
                 return trap
         return None
@@ -143,9 +145,6 @@ class Proxy:
         with self.lock:
             self.trap, self.tape = trap, self.tape if tape is None else tape
             self.counts.clear()
-
-    def silent(self, seconds):
-        return time.monotonic() - self.latest >= seconds
 
     def cut_all(self):
         for link in list(self.links):

@@ -47,6 +47,7 @@ class Results:
                 next(words, None)
             elif not re.match('--(only|faults|points|pairs|report|junit|stories)=', word):
                 kept.append(word)
+        kept = [re.sub(r"\s*\bpassword\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)|(?<=://)([^:/@\s]*):[^@\s]*(?=@)", r'\2', word) for word in kept]
         return shlex.join(kept + (['--only', journal.what()] if journal.point else ['--faults', 'none']))
 
     def table(self, color=False):
@@ -93,7 +94,7 @@ class Results:
 
     def story(self, journal, findings):
         began = journal.events[0][0] if journal.events else 0
-        lines = [f'{journal.what()}: {"; ".join(finding.text for finding in findings) or "all held"}', f'  request {journal.id}']
+        lines = [f'{journal.what()}: {"; ".join(finding.text for finding in findings) or ("all held" if journal.reached else "not reached")}', f'  request {journal.id}']
         lines += [f'  {1000 * (at - began):8.1f} ms  {who:<14} {short(text, 200)}' for at, who, text in shortened(journal.events)]
         return '\n'.join(lines + ['  again: ' + self.command(journal)])
 
@@ -157,13 +158,14 @@ table {{ border-collapse: collapse }} td, th {{ padding: .15em .6em; border: 1px
                 name = f'{journal.point.number} {journal.point.name}' if journal.point else 'without a fault'
                 case = xml.SubElement(suite, 'testcase', classname=f'prove.{fault}', name=', then '.join(filter(None, (name, journal.second))), time=f'{journal.seconds:.3f}')
                 if findings:
-                    xml.SubElement(case, 'failure', message=findings[0].text, type=findings[0].kind).text = re.sub('[^\\n\\t -\U0010ffff]', '?', self.story(journal, findings))
+                    xml.SubElement(case, 'failure', message=findings[0].text, type=findings[0].kind).text = self.story(journal, findings)
                 elif not journal.reached:
                     xml.SubElement(case, 'skipped')
         if self.after:
             suite = xml.SubElement(suites, 'testsuite', name='after all runs', tests='1', failures='1')
             xml.SubElement(xml.SubElement(suite, 'testcase', classname='prove', name='nothing is left behind'), 'failure', message=self.after[0]).text = '\n'.join(self.after)
-        xml.ElementTree(suites).write(path, encoding='unicode', xml_declaration=True)
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write(re.sub('[^\n\t -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]', '?', xml.tostring(suites, encoding='unicode')))
 
 
 def shortened(events):

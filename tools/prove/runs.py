@@ -160,7 +160,7 @@ class Run:
         """Waits until no message comes and no transaction is open."""
         end, busy = time.monotonic() + self.options.give_up, []
         while True:
-            if self.proxy.silent(self.options.settle):
+            if time.monotonic() >= self.proxy.latest + self.options.settle:
                 busy = self.stage.busy()
                 if not busy:
                     return
@@ -178,8 +178,7 @@ class Run:
         self.fleet.wait()
         trap = faults.trap(self.journal.fault, self.journal.point, self) if self.journal.point else None
         if second:
-            first = trap.after
-            trap.after = lambda link: (self.proxy.arm(faults.trap(second[1], second[0], self, 1)), first and first(link))
+            trap.then = faults.trap(second[1], second[0], self, 1)
         self.proxy.arm(trap, [])
         try:
             self.deliver()
@@ -187,7 +186,7 @@ class Run:
             self.proxy.trap = None
             self.wake()
         self.settle()
-        if trap and not trap.hit.is_set():
+        if trap and not (trap.then or trap).hit.is_set():
             self.journal.reached = False
         self.journal.effects = self.stage.count_effects(self.journal.id)
         self.note('effects', ', '.join(f'{name}: {count}' for name, count in self.journal.effects.items()))
@@ -204,19 +203,20 @@ class Stage:
         """running: gets the run that is under way."""
         self.options, self.random, self.request, self.fleet, self.proxy = options, random, request, fleet, proxy
         self.database, self.provider, self.running, self.patience = base, provider, running, 1.0
-        self.outside, self.ids = set(), []
+        self.outside, self.effects = set(), {}    # effects: of each request
 
     def busy(self):
         """Backends that are not done: in a transaction, or their connection is closed, and the last statement may still be executed."""
         kept = {link.pid for link in list(self.proxy.links) if not link.closed}
         pids = ','.join(map(str, list(self.proxy.pids))) or '0'
         rows = self.database.rows(f"SELECT pid, state, query FROM pg_stat_activity WHERE pid IN ({pids})")
+        if any(query == '<insufficient privilege>' for _, _, query in rows):
+            raise ServiceError('prove does not see what the service does in the server: --admin needs the role of the service, or a superuser')
         self.proxy.pids &= {int(pid) for pid, _, _ in rows} | kept
         return [row for row in rows if row[1] not in ('idle', None) or int(row[0]) not in kept]
 
     def count_effects(self, id):
-        self.ids.append(id)
-        found = {}
+        found = self.effects[id] = {}
         for name, query in self.options.effects:
             value = self.database.value(query.replace('{id}', database.literal(id)))
             found[name] = int(float(value or 0))
@@ -243,6 +243,12 @@ class Stage:
                 raise ServiceError(f'the request has to succeed, but is answered: {answer or warm.journal.stuck}\n{self.fleet.current.last_words()}')
         if not any(message.side == '>' and message.kind in faults.EXECUTES for _, _, message in self.proxy.tape):
             raise ServiceError('the service executes no statement through the proxy: does it connect to PGHOST and PGPORT?')
+        others = {int(pid) for pid, in self.database.rows(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND "
+            "backend_start > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())")} - self.proxy.pids
+        time.sleep(bool(others))    # those that just connect
+        if others - self.proxy.pids:
+            raise ServiceError(f'since the start, others have connected to the database, and not through prove: {others - self.proxy.pids}')
         run = Run(self, recording=True)
         first = run.execute()
         if sum(first.effects.values()) < 1:
@@ -279,16 +285,22 @@ class Stage:
             run = Run(self, point, fault)
             run.journal.second = f'{second[1]} at {second[0].name}' if second else ''
             journal = run.execute(second)
-            if journal.reached:
+            if journal.reached or judge.judge(journal, self.options.mask, self.options.same_header):
                 break
         return journal
 
     def left_behind(self):
-        """After all runs: advisory locks of the service, its connections once it has ended, and requests that are not settled."""
-        found = []
+        """After all runs: late effects, advisory locks, prepared transactions, connections once the service has ended; requests not settled."""
+        found, unsettled = [], []
+        time.sleep(max(1, self.options.pause))
+        for id, before in list(self.effects.items()):
+            found += [f'request {id} had {before[name]} effects, {name}, when it was judged, and has {count} after all runs'
+                      for name, count in self.count_effects(id).items() if count > before[name]]
         pids = ','.join(map(str, list(self.proxy.pids))) or '0'
-        for pid, key in self.database.rows(f"SELECT pid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid IN ({pids})"):
-            found.append(f'an advisory lock, {key}, held by process {pid}')
+        found += [text for text, in self.database.rows(
+            f"SELECT format('an advisory lock, %s, held by process %s', objid, pid) FROM pg_locks WHERE locktype = 'advisory' AND pid IN ({pids}) "
+            "UNION ALL SELECT 'a prepared transaction, ' || gid FROM pg_prepared_xacts WHERE database = current_database() AND "
+            "prepared > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())")]
         self.fleet.close()
         end = time.monotonic() + 5
         while rows := self.database.rows(f'SELECT pid, state FROM pg_stat_activity WHERE pid IN ({pids})'):
@@ -296,9 +308,8 @@ class Stage:
                 found += [f'a connection, process {pid}, {state}' for pid, state in rows]
                 break
             time.sleep(0.02)
-        unsettled = []
         for schema, in self.database.rows("SELECT relnamespace::regnamespace FROM pg_class WHERE relname = 'idem_unsettled' AND "
                                           "has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')"):
-            ids = ', '.join(map(database.literal, self.ids))
+            ids = ', '.join(map(database.literal, self.effects))
             unsettled += self.database.rows(f'SELECT scope, user_id, request_id FROM {schema}.idem_unsettled WHERE request_id IN ({ids})')
         return found, [' '.join(row) for row in unsettled]
