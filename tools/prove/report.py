@@ -169,8 +169,7 @@ table {{ border-collapse: collapse }} td, th {{ padding: .15em .6em; border: 1px
 
 
 def shortened(events):
-    """Messages of one side and connection become one line as long as they belong to one statement; of many attempts in a row that
-    were answered alike the first and the last ones are told."""
+    """Messages in a row, of one side and connection, become one line; of very many lines the first and the last ones are told."""
     lines = []
     for at, who, text in events:
         arrow, _, rest = text.partition(' ')

@@ -218,7 +218,7 @@ class Stage:
     def count_effects(self, id):
         found = self.effects[id] = {}
         for name, query in self.options.effects:
-            value = self.database.value(query.replace('{id}', database.literal(id)))
+            value = self.database.value(query.replace("'{id}'", '{id}').replace('{id}', database.literal(id)))
             found[name] = int(float(value or 0))
         for name, command in self.options.effects_command:
             done = subprocess.run(command.replace('{id}', id), shell=True, capture_output=True, text=True, check=False)

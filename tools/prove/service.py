@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import pathlib
+import re
 import shlex
 import signal
 import socket
@@ -40,7 +41,7 @@ class Instance:
         """Until it answers at --ready."""
         while not self.is_ready:
             if self.process.poll() is not None or time.monotonic() > self.began + 60:
-                what = f'ended, exit code {self.process.returncode}' if self.process.poll() is not None else f'does not answer at {self.ready.geturl()}'
+                what = f'ended, exit code {self.process.returncode}' if self.process.poll() is not None else f'does not answer at {self.ready.geturl()}; does it read PORT?'
                 raise ServiceError(f'the service {what}:\n{self.last_words()}')
             connection = http.client.HTTPConnection(self.ready.hostname, self.ready.port, timeout=5)
             try:
@@ -53,8 +54,8 @@ class Instance:
             if not self.is_ready:
                 time.sleep(0.02)
 
-    def last_words(self):
-        return self.log.read_text(errors='replace')[-2000:]
+    def last_words(self, size=2000):
+        return self.log.read_text(errors='replace')[-size:]
 
     def signal(self, number):
         try:
@@ -69,9 +70,7 @@ class Instance:
 
 
 def fill(text, values):
-    for name, value in values.items():
-        text = text.replace('{' + name + '}', str(value))
-    return text
+    return re.sub(r'\{(\w+)\}', lambda found: str(values.get(found[1], found[0])), text)
 
 
 class Fleet:
@@ -110,9 +109,9 @@ class Fleet:
         with self.lock:
             ended = [instance for instance in (self.current, self.spare) if instance and instance.process.poll() is not None]
             for instance in ended:
-                self.deaths.append(instance.last_words())
+                self.deaths.append(instance.last_words(20000))
                 if not instance.is_ready:
-                    raise ServiceError(f'the service ended, exit code {instance.process.returncode}:\n{self.deaths[-1]}')
+                    raise ServiceError(f'the service ended, exit code {instance.process.returncode}:\n{instance.last_words()}')
                 if instance is self.current:
                     self.replace()
                 else:
