@@ -16,7 +16,7 @@ def pay(id, amount):
         return (201, {'paid': amount}) if redis('GET', 'done-' + id) != b'$-1\r\n' else (409, {})
     with pool.connection() as connection, connection.transaction():
         insert(connection, id, amount)
-    redis('SET', 'done-' + id, '1', 'PX', '1500')
+    redis('SET', 'done-' + id, '1', 'PX', '60000')
     return 201, {'paid': amount}
 
 
