@@ -1,4 +1,4 @@
--- Four ways to lose an execution by hand: each in the wrong and in the right form. See the README.
+-- Four ways to lose an execution by hand: each in the wrong and in the right form. See doc/guide.md.
 \set SHOW_CONTEXT never
 
 CREATE TABLE orders (id text PRIMARY KEY, item text, shipped bool NOT NULL DEFAULT false);
