@@ -20,7 +20,7 @@ export interface LeaseResult<T> extends Omit<Result<T>, 'expiresAt'> {
 	return idem.attempts('lease', request, async (state) => {
 		const interval = typeof request.lease === 'string' ? request.lease : `${request.lease ?? 30} s`;
 		const progress = request.progress === undefined ? 'NULL' : `${literal(toJson(request.progress))}::pg_catalog.jsonb`;
-		const answer = await known(idem, state, `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::pg_catalog.text, `
+		const answer = await known(idem, request, state, true, `SELECT pg_catalog.json_build_object('outcome', outcome, 'result', result, 'progress', progress, 'token', token::pg_catalog.text, 'until', extract(epoch FROM lease_until)::pg_catalog.text, `
 			+ `'seconds', extract(epoch FROM ${literal(interval)}::interval), 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text `
 			+ `FROM ${idem.fn('lease')}(${idem.key(request)}, ${literal(interval)}::interval, ${literal(request.scope ?? '')}, ${idem.fingerprint(request.params)}, `
 			+ `${idem.wait(request.wait, state)}, ${progress})`,
@@ -34,16 +34,19 @@ export interface LeaseResult<T> extends Omit<Result<T>, 'expiresAt'> {
 	});
 }
 
-// A transaction that is repeated when it is lost, but not when it has committed: the server tells by its number.
-async function known<P extends Pool>(idem: Idem<P>, state: State & { pending?: any }, begin: string,
+// A transaction that is repeated when it is lost, but not when it has committed: the server tells by its number. After a crash it uses the
+// number again: so the lease must end as this claim (`claims`) has set it, and not as before what was done under it.
+async function known<P extends Pool>(idem: Idem<P>, request: LeaseRequest, state: State & { pending?: any }, claims: boolean, begin: string,
 	work: (tx: Tx<P>, answer: any) => Promise<string | undefined>): Promise<any> {
 	if (state.pending) {
-		const status = await idem.driver.query(`SELECT pg_catalog.pg_xact_status(${literal(state.pending.xid)}::pg_catalog.xid8)`).catch((error) => {
+		const ask = (sql: string) => idem.driver.query(`SELECT ${sql}`).catch((error) => {
 			if (codeOf(error) === '22023') return 'aborted';		// a standby that has never heard of it was promoted
 			throw new Again(error);
 		});
-		if (status === 'committed') return state.pending;
-		if (status !== 'aborted') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
+		const status = await ask(`pg_catalog.pg_xact_status(${literal(state.pending.xid)}::pg_catalog.xid8)`);
+		const end = await ask(`pg_catalog.concat(state, extract(epoch FROM lease_until)) FROM ${idem.fn('lookup')}(${idem.key(request)}, ${literal(request.scope ?? '')})`);
+		if (status === 'committed' && (end === `in_progress${state.pending.until}`) === claims) return state.pending;
+		if (status !== 'aborted' && status !== 'committed') throw new Again(new CommitUnknown('nobody knows yet whether the transaction has committed'));
 		state.pending = undefined;
 		state.unknown = false;
 	}
@@ -164,7 +167,7 @@ export class Lease<P extends Pool = Pool> {
 			await this.#quiet();
 			await this.#idem.repeat(this.#request, state, () => {
 				this.#recorded = undefined;
-				return known(this.#idem, state, `SELECT pg_catalog.json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::pg_catalog.text, 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text)::pg_catalog.text`,
+				return known(this.#idem, this.#request, state, false, `SELECT pg_catalog.json_build_object('fence', ${this.#idem.fn('fence')}(${this.#holder()})::pg_catalog.text, 'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text, 'until', (SELECT extract(epoch FROM lease_until)::pg_catalog.text FROM ${this.#idem.fn('lookup')}(${this.#idem.key(this.#request)}, ${literal(this.#request.scope ?? '')})))::pg_catalog.text`,
 					async (tx, { xid }) => {
 						const settle = await work(tx);
 						before = performance.now();

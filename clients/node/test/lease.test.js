@@ -121,6 +121,33 @@ for (const driver of ['pg', 'postgres']) describe(driver, () => {
 		await assert.rejects(lease(newId(), (l) => l.settle(1, (tx) => d.sql(tx, 'ROLLBACK'))), HandlerEndedTransaction);
 	});
 
+	test('a transaction whose number is used again after a crash, and commits then', async () => {
+		const p = drivers[driver]();
+		const [{ xid }] = (await admin.query('SELECT pg_current_xact_id()::text AS xid')).rows;
+		const { connect } = p.idem.driver;
+		let lose = false;
+		p.idem.driver.connect = async () => {
+			const connection = await connect.call(p.idem.driver);
+			return Object.create(connection, { run: { value: async (sql, values) => {
+				sql = sql.replace("'xid', pg_catalog.pg_current_xact_id()::pg_catalog.text", `'xid', '${xid}'`).replace(/WHEN pg_catalog.pg_current_xact_id\(\) OPERATOR\(pg_catalog.=\) '\d+'::pg_catalog.xid8/, 'WHEN true');
+				if (!lose || !/; COMMIT$/.test(sql)) return connection.run(sql, values);
+				lose = false;
+				await connection.run('ROLLBACK');
+				throw Object.assign(new Error('made up'), { code: '08006' });
+			} } });
+		};
+		for (const how of ['transaction', 'settle']) {
+			const id = newId();
+			await p.idem.lease({ user: 'anna', id, scope: 'lease' }, (l) => {
+				lose = true;
+				const work = async (tx) => { await p.insert(tx, id, 1); };
+				return how === 'settle' ? l.settle(1, work) : l.transaction(work);
+			});
+			assert.equal(await paid(id), 1, how);
+		}
+		await p.end();
+	});
+
 	test('the heartbeat does not wait for its own fence, also in a pool of one', async () => {
 		const p = drivers[driver]({ max: 1 });
 		const began = performance.now();

@@ -215,6 +215,34 @@ def test_lost_commit_while_the_heartbeat_waits(world):
     assert world.proxy.cuts == 1 and world.payments() == 1
 
 
+@pytest.mark.parametrize("settles", [False, True])
+def test_number_that_is_used_again(world, settles):
+    """The server crashes before a COMMIT is durable, and gives the number of that transaction to another, which commits."""
+    core = world.idem._core
+    other, = world.observer.execute("SELECT pg_current_xact_id()::text").fetchone()
+    before = core.FENCE, core.IN_FENCE
+    xact = "CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)"
+    assert xact in core.FENCE and "WHEN pg_catalog.pg_current_xact_id() =" in core.IN_FENCE
+    core.FENCE = core.FENCE.replace(xact, f"'{other}'")
+    core.IN_FENCE = core.IN_FENCE.replace("WHEN pg_catalog.pg_current_xact_id() =", f"WHEN '{other}' =")
+    runs = []
+
+    def work(held):
+        def steps(tx):
+            yield from pay()(tx)
+            runs.append(1)
+            if len(runs) == 1:
+                world.observer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in%'"
+                                       " AND datname = current_database() AND pid <> pg_backend_pid()")
+        yield held.settle(1, world.handler(steps)) if settles else held.transaction(world.handler(steps))
+
+    try:
+        leased(world, work, lease=30)
+    finally:
+        core.FENCE, core.IN_FENCE = before
+    assert (len(runs), world.payments()) == (2, 1)
+
+
 def test_within(world):
     if world.driver == "psycopg":
         connection = psycopg.connect(dbname=world.database)

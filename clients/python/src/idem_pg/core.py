@@ -95,8 +95,11 @@ class Core:
         self.LEASE = (f"SELECT {cast('outcome')}, {cast('result')}, expires_at, {cast('progress')}, token"
                       f" FROM {s}lease({claim}, lease => {wait}, progress => {jsonb})")  # fmt: skip
         self.EXTEND = f"SELECT {cast(f'{s}extend({key}, token => {token}, lease => {wait}, progress => {jsonb})')}"
-        self.FENCE = f"SELECT {cast(f'{s}fence({key}, token => {token})')}, {cast(xact)}"
-        self.COMMITTED = f"SELECT {xid} < {xact} AND pg_catalog.pg_xact_status({xid}) = 'committed'"
+        until = f"(SELECT pg_catalog.date_part('epoch', l.lease_until) FROM {s}lookup({key}) AS l)"
+        self.FENCE = f"SELECT {cast(f'{s}fence({key}, token => {token})')}, {cast(xact)}, {until}"
+        # After a crash the server uses the number of a transaction again: so the end of the lease must have changed, too.
+        self.COMMITTED = (f"SELECT {xid} < {xact} AND pg_catalog.pg_xact_status({xid}) = 'committed'"
+                          f" AND {until} IS DISTINCT FROM {cast(MARK, 'float8')}")  # fmt: skip
         # The token is good outside of the fence, too: so see that this is still the transaction that has it.
         wrong = cast(cast(f"{cast(xact)} || ' is not the transaction of the fence'", "int4"))
         self.IN_FENCE = f"SELECT CASE WHEN {xact} = {xid} THEN {cast('%s')} ELSE {wrong} END"
@@ -120,12 +123,11 @@ class Core:
 
     def repeat(self, request: Request, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         """Runs the body with a connection: again after a conflict or a lost connection, while attempts are left."""
-        driver = self.driver
         while True:
             request.attempt += 1
             request.stage, tx = "connect", None
             try:
-                tx = yield from driver.acquire()
+                tx = yield from self.driver.acquire()
                 answer = yield from body(tx)
             except BaseException as error:
                 broken = tx is not None and (yield from self.leave(tx, error))
@@ -142,8 +144,8 @@ class Core:
                 return answer
             if request.lost:
                 with contextlib.suppress(Exception):
-                    yield from driver.renew()
-            yield driver.sleep(random.uniform(0, min(2, 0.05 * 2**request.attempt)))
+                    yield from self.driver.renew()
+            yield self.driver.sleep(random.uniform(0, min(2, 0.05 * 2**request.attempt)))
 
     def again(self, request: Request, error: Exception, broken: bool) -> bool:
         """Whether another attempt may succeed.  An error that the handler made itself never counts."""
@@ -191,10 +193,9 @@ class Core:
 
     def once(self, request: Request, handler: Callable[[Any], Any], claim: bool = True) -> Steps[Answer]:
         """claim: False for a request without a key, where a lost COMMIT cannot be repeated."""
-        driver = self.driver
         def body(tx: Any) -> Steps[Answer]:
             first = (self.CLAIM, request.claim()) if claim else ("SELECT 'claimed', NULL, NULL", ())
-            row = yield from self.claimed(request, driver.begin(tx, *first))
+            row = yield from self.claimed(request, self.driver.begin(tx, *first))
             answer = self.outcome(row, request)
             if answer is not None:
                 return answer
@@ -205,7 +206,7 @@ class Core:
                 text, sql = dumps(refusal.value), self.FAIL
             request.stage, request.attempts = "commit", request.attempts if claim else request.attempt
             last = (sql, (*request.key, text, None)) if claim else ("SELECT 1", ())
-            yield from self.settled(driver.finish(tx, *last))
+            yield from self.settled(self.driver.finish(tx, *last))
             if sql == self.FAIL:
                 raise Failed(loads(text), replayed=False)
             return Answer(loads(text), False, row[2])

@@ -63,22 +63,22 @@ class Lease:
 
     def _in_fence(self, work: Callable[[Any], Steps[Any]]) -> Steps[None]:
         """work(tx), which returns the last statement, in a fenced transaction: again if it is lost, unless it has committed."""
-        core, request, tried = self._core, self._request(), list[str]()  # tried: the transaction whose COMMIT was sent
+        core, request, tried = self._core, self._request(), list[Any]()  # tried: a transaction whose COMMIT was sent, end of the lease
         def body(tx: Any) -> Steps[None]:
             request.stage, row = "claim", None
             try:
-                row = yield from core.ask(core.driver.begin(tx, core.FENCE, self._held))
+                row = yield from core.ask(core.driver.begin(tx, core.FENCE, (*self._held, *request.key)))
             except LeaseLost:  # also if the one in `tried` has settled the request
                 if not tried:
                     raise
                 yield from core.driver.rollback(tx)
-            if tried and (yield from core.driver.query(tx, core.COMMITTED, tried * 2))[0]:
+            if tried and (yield from core.driver.query(tx, core.COMMITTED, (tried[0], *tried[:1], *request.key, tried[1] if row else -1.0)))[0]:
                 return
             if row is None:
                 raise LeaseLost()
             request.stage, request.unanswered = "handler", False
             sql, args = yield from work(tx)
-            request.stage, tried[:] = "commit", [row[1]]
+            request.stage, tried[:] = "commit", row[1:3]
             yield from core.ask(core.driver.finish(tx, core.IN_FENCE % sql.removeprefix("SELECT "), (row[1], *args)))
         yield from self._known(core.repeat(request, body))
 

@@ -49,8 +49,7 @@ class Faults:
         return self._core.run(self._lease(Request(user, id, scope), seconds, None))
 
     def _lease(self, request: Request, length: float, progress: Any) -> Steps[None]:
-        args = (*request.claim(), length, dumps(progress))
-        yield from self._core.statement(request, self._core.LEASE, args, writes=True)
+        yield from self._core.statement(request, self._core.LEASE, (*request.claim(), length, dumps(progress)), writes=True)
         if length < 1:
             yield self._core.driver.sleep(length * 10)
 
