@@ -23,8 +23,7 @@ async function main(): Promise<number> {
 	const { values, positionals } = parseArgs({ allowPositionals: true, options: {
 		schema: { type: 'string', default: 'idem' }, grant: { type: 'string', multiple: true, default: [] }, url: { type: 'string' }, help: { type: 'boolean' },
 	} });
-	const command = positionals[0];
-	const options = { schema: values.schema as string, grant: values.grant as string[] };
+	const [command] = positionals, options = { schema: values.schema as string, grant: values.grant as string[] };
 	if (values.help || positionals.length !== 1 || !['install', 'check', 'sql'].includes(command as string)) {
 		console.error(usage);
 		return values.help ? 0 : 2;

@@ -35,8 +35,11 @@ export interface Connection {
 	readonly tx: any;
 	/** Whether the connection is known to be lost. */
 	readonly lost: boolean;
-	/** Runs statements; the first column of the first row, a text, or null. Values: only if the driver prepares. */
-	run(sql: string, values?: string[]): Promise<string | null>;
+	/** BEGIN and one statement; the first column of its first row, a text, or null. Values: only if the driver prepares. */
+	begin(sql: string, values: string[], isolation?: string): Promise<string | null>;
+	/** One statement and COMMIT, which is not executed if the statement fails. */
+	commit(sql: string, values: string[]): Promise<unknown>;
+	rollback(): Promise<unknown>;
 	/** Gives the connection back; broken: closes it. Never fails. */
 	release(broken: boolean): void;
 }
@@ -45,7 +48,7 @@ export interface Driver {
 	connect(): Promise<Connection>;
 	/** One statement, on any connection, in autocommit. */
 	query(sql: string): Promise<string | null>;
-	/** Whether run() takes values. */
+	/** Whether begin() and commit() take values. */
 	readonly prepares?: boolean;
 }
 const lostError = (cause?: unknown) =>
@@ -66,6 +69,7 @@ function first(results: any): string | null {
 	}
 	return null;
 }
+const rolledBack = new Error('idem: rolled back');
 const listened = new WeakSet<object>();
 function pgDriver(pool: PgPool): Driver {
 	// Without a listener the loss of an idle connection ends the process.
@@ -78,13 +82,16 @@ function pgDriver(pool: PgPool): Driver {
 			let lost = false, why: unknown;
 			const onLost = (error?: unknown) => { lost = true; why ??= error; };
 			client.on('error', onLost).on('end', onLost);
+			const run = async (sql: string) => {
+				if (lost) throw lostError(why);
+				return first(await client.query(sql));
+			};
 			return {
 				tx: client,
 				get lost() { return lost; },
-				async run(sql) {
-					if (lost) throw lostError(why);
-					return first(await client.query(sql));
-				},
+				begin: (sql, _, isolation) => run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${sql}`),
+				commit: (sql) => run(`${sql}; COMMIT`),
+				rollback: () => run('ROLLBACK'),
 				release(broken) {
 					try { client.release(broken || lost); } catch { /* the handler has released it */ }
 					// A client that is closed keeps the listeners: its socket may still raise an error.
@@ -117,19 +124,6 @@ function postgresDriver(sql: PostgresSql): Driver {
 					return typeof value === 'function' && ['unsafe', 'file', 'notify'].includes(String(name)) ? guarded(value) : value;
 				},
 			});
-			const begin = (isolation: string) => new Promise<void>((resolve, reject) => {
-				done = sql.begin(isolation, (inside: any) => new Promise<void>((commit, rollback) => {
-					raw = inside;
-					tx = guarded(inside);
-					end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
-					resolve();
-				}));
-				done.catch((error) => {
-					if (error !== rolledBack && (!over || looksLost(error))) { lost = true; why ??= error; }
-					reject(error);
-				});
-			});
-			const rolledBack = new Error('idem: rolled back');
 			// As sql.begin() does, to learn of a loss before any query of the handler can.
 			const onexecute = (connection: any) => {
 				inner = connection;
@@ -147,30 +141,42 @@ function postgresDriver(sql: PostgresSql): Driver {
 			return {
 				get tx() { return tx; },
 				get lost() { return lost; },
-				async run(text, values = []) {
-					const start = /^BEGIN ?([^;]*); /.exec(text);
-					if (start) {
-						await begin(start[1]!.toLowerCase());
-						// Before the claim and in its round trip: a first prepare, or a long text, does not call onexecute.
-						raw.unsafe(';', [], { onexecute }).catch(ignore);
-						return first(await raw.unsafe(text.slice(start[0].length), values, { prepare: values.length > 0 }));
+				async begin(text, values, isolation) {
+					await new Promise<void>((resolve, reject) => {
+						done = sql.begin(isolation ? `isolation level ${isolation}` : '', (inside: any) => new Promise<void>((commit, rollback) => {
+							raw = inside;
+							tx = guarded(inside);
+							end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
+							resolve();
+						}));
+						done.catch((error) => {
+							if (error !== rolledBack && (!over || looksLost(error))) { lost = true; why ??= error; }
+							reject(error);
+						});
+					});
+					try {
+						return first(await raw.unsafe(text, values, { prepare: values.length > 0, onexecute }));
+					} finally {
+						// A first prepare, or a long text, has not called onexecute. An empty query does; by then a loss is known.
+						if (!inner) await new Promise(setImmediate).then(() => lost || raw.unsafe(';', [], { onexecute })).catch(ignore);
 					}
-					if (over) return null;
+				},
+				async commit(text, values) {
 					guard();
-					if (text === 'ROLLBACK') {
-						end('rollback');
-						return done.catch((error) => { if (error !== rolledBack) throw error; return null; }) as Promise<null>;
-					}
 					// COMMIT follows at once: after an error it is a ROLLBACK.
-					const answer = raw.unsafe(text.replace(/; COMMIT$/, ''), values, { prepare: values.length > 0 }).then(first);
+					const answer = raw.unsafe(text, values, { prepare: values.length > 0 });
 					answer.catch(ignore);
 					end('commit');
 					// One that is lost in the error of its socket is never answered; but then done ends.
 					// Where the handler has committed, postgres.js never sends the COMMIT that waits for a first prepare.
-					const value = await Promise.race([answer, done.then(() => answer)])
+					return Promise.all([answer, done])
 						.catch((error) => atMost(looksLost(error) ? 60_000 : 500, done.catch(ignore)).then(() => { throw error; }));
-					await done;
-					return value;
+				},
+				async rollback() {
+					if (over) return;
+					guard();
+					end('rollback');
+					await done.catch((error) => { if (error !== rolledBack) throw error; });
 				},
 				release(broken) { if (broken && !lost) inner?.terminate(); },
 			};
@@ -196,14 +202,9 @@ function pgliteDriver(db: PGliteLike): Driver {
 			return {
 				tx,
 				lost: false,
-				async run(sql) {
-					const commit = /; COMMIT$/.test(sql);
-					const value = sql === 'ROLLBACK' ? null : first(await tx.exec(sql.replace(/^BEGIN[^;]*; |; COMMIT$/g, '')));
-					if (!commit && sql !== 'ROLLBACK') return value;
-					end(commit);
-					await done;
-					return value;
-				},
+				begin: async (sql) => first(await tx.exec(sql)),
+				commit: (sql) => tx.exec(sql).then(() => { end(true); return done; }),
+				rollback() { end(false); return done; },
 				release() { end(false); },
 			};
 		},

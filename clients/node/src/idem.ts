@@ -281,26 +281,26 @@ export class Idem<P extends Pool = Pool> {
 	 * one round trip. Without `commit` it is rolled back. Throws Again where another attempt may help.
 	 */
 	async transaction<R>(state: State, begin: string, work: (connection: Connection, answer: any) => Promise<{ commit?: string | undefined; values?: string[]; value: R }>,
-		isolation?: string, values?: string[]): Promise<R> {
+		isolation?: string, values: string[] = []): Promise<R> {
 		const before = performance.now();
 		const connection = await this.driver.connect().catch((error) => { throw looksLost(error) || state.unknown ? new Again(error) : error; });
 		let stage: 'begin' | 'work' | 'commit' = 'begin';
 		try {
-			const text = await connection.run(`BEGIN${isolation ? ` ISOLATION LEVEL ${isolation}` : ''}; ${begin}`, values);
+			const text = await connection.begin(begin, values, isolation);
 			state.waited = (performance.now() - before) / 1000;
 			stage = 'work';
-			const { commit, values: settled, value } = await work(connection, JSON.parse(text as string));
+			const { commit, values: settled = [], value } = await work(connection, JSON.parse(text as string));
 			if (commit === undefined) {
-				connection.release(await failed(connection.run('ROLLBACK')));
+				connection.release(await failed(connection.rollback()));
 			} else {
 				if (!connection.lost) stage = 'commit';		// else it is not sent
-				await connection.run(`${commit}; COMMIT`, settled);
+				await connection.commit(commit, settled);
 				connection.release(false);
 			}
 			return value;
 		} catch (error) {
 			// An error that looks like a lost connection may be the handler's own: only a ROLLBACK that fails tells.
-			const broken = connection.lost || await failed(connection.run('ROLLBACK'));
+			const broken = connection.lost || await failed(connection.rollback());
 			connection.release(broken);
 			if (error instanceof Again) throw error;
 			if ((broken || stage === 'commit') && looksLost(error)) {		// at COMMIT also a timeout of the driver, after which the server goes on

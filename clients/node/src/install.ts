@@ -49,23 +49,24 @@ export type CheckResult = { database: string; ok: boolean; edition: 'C' | 'porta
 
 /** Looks at idem in the database of `pool`, with the rights of its role. */
 export async function check(pool: Pool, { schema = 'idem' }: InstallOptions = {}): Promise<CheckResult> {
-	const { query } = driverOf(pool);
-	const name = identifier(schema);
+	const { query } = driverOf(pool), name = identifier(schema);
 	const base = JSON.parse(await query(`SELECT pg_catalog.json_build_object('role', current_user, 'database', pg_catalog.format('%s at %s, port %s', pg_catalog.current_database(),
 			coalesce(pg_catalog.host(pg_catalog.inet_server_addr()), 'a local socket'), pg_catalog.current_setting('port')),
-		'function', (SELECT p.oid::pg_catalog.text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-			WHERE n.nspname = ${literal(schema)} AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
-		'extension', (SELECT e.extname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE n.nspname = ${literal(schema)} AND e.extname LIKE 'idem%'),
-		'path', ${literal(schema)} = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::pg_catalog.text`) as string);
+		'rights', (SELECT has_schema_privilege(n.oid, 'USAGE') AND has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc AS p
+			WHERE p.pronamespace = n.oid AND p.proname = 'idem_try_claim' AND pg_get_function_identity_arguments(p.oid) LIKE 'user_id text, request_id text%'),
+		'extension', (SELECT extname FROM pg_extension WHERE extnamespace = n.oid AND extname LIKE 'idem%'),
+		'stranger', (SELECT pg_catalog.min(rolname::pg_catalog.text) FROM pg_roles WHERE NOT rolsuper AND pg_catalog.current_setting('is_superuser') = 'on' AND oid IN (
+			SELECT proowner FROM pg_proc WHERE pronamespace = n.oid AND proname LIKE 'idem%' UNION SELECT relowner FROM pg_class WHERE relnamespace = n.oid AND relname LIKE 'idem%'
+			UNION SELECT CASE nspowner WHEN 'pg_database_owner'::regrole THEN datdba ELSE nspowner END FROM pg_database WHERE datname = pg_catalog.current_database())),
+		'path', n.nspname = ANY (current_schemas(true)), 'preload', (SELECT setting ~ '\\midem\\M' FROM pg_settings WHERE name = 'shared_preload_libraries'))::pg_catalog.text
+		FROM (SELECT) AS one LEFT JOIN pg_namespace AS n ON n.nspname = ${literal(schema)}`) as string);
 	const mend: string[] = [], notes: string[] = [];
-	const found: CheckResult = { database: base.database, ok: false, edition: null, version: null, role: base.role, rights: false, searchPath: base.path === true,
+	const found: CheckResult = { database: base.database, ok: false, edition: null, version: null, role: base.role, rights: base.rights === true, searchPath: base.path === true,
 		preloaded: base.preload, cleaning: null, mend, notes };
-	if (!base.function) {
-		mend.push(`idem is not in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}" as its owner.`);
-		return found;
-	}
+	if (base.rights === null) mend.push(`idem is not in the schema "${schema}" of this database: run "npx idem-pg install --schema ${schema}" as its owner.`);
+	else if (base.stranger) mend.push(`idem or its schema belongs to the role "${base.stranger}": check as that role, since a superuser would run its code.`);
+	if (mend.length) return found;
 	found.edition = base.extension === 'idem' ? 'C' : 'portable';
-	found.rights = await query(`SELECT (has_schema_privilege(${literal(schema)}, 'USAGE') AND has_function_privilege(${base.function}::pg_catalog.oid, 'EXECUTE'))::pg_catalog.text`) === 'true';
 	if (!found.rights) mend.push(`The role "${base.role}" may not call idem: run "npx idem-pg install --schema ${schema} --grant ${base.role}" as the owner of idem.`);
 	found.version = await query(`SELECT ${name}.idem_version()`).catch(() => null);
 	const mine = /"version": "([^"]*)"/.exec(readFileSync(join(__dirname, '..', 'package.json'), 'utf8'))?.[1] ?? '';

@@ -36,11 +36,11 @@ export async function testIdem(options: IdemOptions = {}): Promise<TestIdem> {
 	idem.driver.connect = async () => {
 		const connection = await connect();
 		let lost = false;
-		return Object.create(connection, { lost: { get: () => lost }, run: {
+		return Object.create(connection, { lost: { get: () => lost }, commit: {
 			async value(sql: string) {
-				const fault = /; COMMIT$/.test(sql) ? faults.shift() : undefined;
-				if (!fault) return connection.run(sql);
-				await connection.run(fault === 'after' ? sql : 'ROLLBACK');
+				const fault = faults.shift();
+				await (!fault || fault === 'after' ? connection.commit(sql, []) : connection.rollback());
+				if (!fault) return;
 				if (fault !== 'after' && fault !== 'before') throw Object.assign(new Error(`a test made this ${fault}`), { code: fault });
 				lost = true;
 				throw Object.assign(new Error('a test lost this connection'), { code: '08006' });

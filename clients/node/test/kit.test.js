@@ -125,6 +125,15 @@ describe('install, check, sql', () => {
 		assert.equal(cli('check', '--url', 'postgres://127.0.0.1:1/x')[0], 2);
 		const p = drivers.postgres({ database });
 		assert.match(await migrate(p.pool, { schema: 'My schema', grant: role }), /^1\.0\.0/);
+		// A superuser runs no code of the owner of the schema.
+		await p.pool.unsafe(`CREATE SCHEMA trap AUTHORIZATION ${role}; CREATE TABLE run (n int); GRANT INSERT ON run TO PUBLIC; SET ROLE ${role};
+			CREATE FUNCTION trap.idem_try_claim(user_id text, request_id text) RETURNS int LANGUAGE sql RETURN 1;
+			CREATE FUNCTION trap.idem_version() RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.run VALUES (1); RETURN '1.0.0'; END $$; RESET ROLE`);
+		for (const object of ['SCHEMA trap', 'FUNCTION trap.idem_version', null]) {
+			assert.equal(/mend: idem or its schema belongs to the role "shop_/.test(cli('check', '--schema', 'trap')[1]), object !== null);
+			assert.equal((await p.pool`SELECT FROM run`).length > 0, object === null);
+			if (object) await p.pool.unsafe(`ALTER ${object} OWNER TO CURRENT_USER; ALTER FUNCTION trap.idem_try_claim OWNER TO CURRENT_USER`);
+		}
 		await p.end();
 		process.env.PGDATABASE = before;
 		assert.match(cli('check', '--schema', schema)[1], /edition +(C|portable)/);

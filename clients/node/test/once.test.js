@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
+import net from 'node:net';
 import { after, before, describe, test } from 'node:test';
 import * as idempg from 'idem-pg';
-import { admin, drivers, newId, paid, prepare, schema, startProxy } from './server.js';
+import { admin, drivers, newId, paid, prepare, schema, serverAddress, startProxy } from './server.js';
 
 const { Idem, Refused, Failed, Mismatch, InProgress, TimedOut, Invalid, HandlerEndedTransaction, HandlerSwallowedError, CommitUnknown, NotInstalled, NoRights, TooLarge } = idempg;
 
@@ -187,6 +188,27 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		} finally { await p.end(); proxy.close(); }
 		assert.deepEqual(outcomes, [['before', 1, 5, false, 1], ['before', 2, 5, false, 1], ['before', 3, 5, false, 1],
 			['after', 1, 5, false, 1], ['after', 2, 5, false, 1], ['after', 3, 5, true, 1]]);
+	});
+
+	// postgres.js never answers it, and would take the answers of its next connection for it.
+	if (driver === 'postgres') for (const known of [false, true]) test(`a query between the error of the socket and its end, ${known ? 'later' : 'first'} use of a connection`, async () => {
+		let socket;
+		const p = drivers.postgres({ ...options, max: 1, socket: () => new Promise((resolve, reject) => {
+			socket = net.connect(serverAddress()).once('connect', () => resolve(socket)).once('error', reject);
+		}) });
+		try {
+			if (known) await p.idem.once({ user: 'anna', id: newId() }, () => 1);
+			const id = newId();
+			let runs = 0, between;
+			const { value } = await p.idem.once({ user: 'anna', id, scope: 'pay' }, async (tx) => {
+				if (++runs > 1) return (await tx`SELECT 42 AS n`)[0].n;
+				await insert(tx, id, 1);
+				const ended = new Promise((resolve) => socket.once('error', () => { between = tx`SELECT 41 AS n`.then(() => 'answered', (error) => error.code); resolve(between); }));
+				socket.destroy(Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET' }));
+				await ended;
+			});
+			assert.deepEqual([value, runs, await between, await paid(id)], [42, 2, 'CONNECTION_DESTROYED', 0]);
+		} finally { await p.end(); }
 	});
 
 	test('COMMIT unanswered in each attempt', async () => {

@@ -25,13 +25,17 @@ export const paid = async (reference) => Number((await admin.query('SELECT count
 let number = 0;
 export const newId = () => `${process.pid}-${Date.now()}-${++number}`;
 
+export function serverAddress() {
+	const { PGHOST = '127.0.0.1', PGPORT = '5432' } = process.env;
+	return PGHOST.startsWith('/') ? { path: `${PGHOST}/.s.PGSQL.${PGPORT}` } : { host: PGHOST, port: Number(PGPORT) };
+}
+
 // A proxy in front of the server; cut(n) decides for each message of a client whether to break its connection before or after it.
 export async function startProxy() {
 	const sockets = new Set();
 	const proxy = { onMessage: () => null, close: () => { server.close(); sockets.forEach((socket) => socket.destroy()); } };
 	const server = net.createServer((client) => {
-		const { PGHOST = '127.0.0.1', PGPORT = '5432' } = process.env;
-		const up = net.connect(PGHOST.startsWith('/') ? { path: `${PGHOST}/.s.PGSQL.${PGPORT}` } : { host: PGHOST, port: Number(PGPORT) });
+		const up = net.connect(serverAddress());
 		sockets.add(client).add(up);
 		const end = () => { client.destroy(); up.destroy(); };
 		for (const socket of [client, up]) socket.on('error', end).on('close', end);

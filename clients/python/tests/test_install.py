@@ -68,6 +68,29 @@ def test_install_without_rights(empty, monkeypatch, capsys):
             connection.execute("DROP ROLE idem_stranger")
 
 
+def test_check_by_a_superuser_runs_nobodys_code(empty, capsys):
+    with psycopg.connect(autocommit=True) as connection:
+        connection.execute("CREATE TABLE run (n int); GRANT INSERT ON run TO PUBLIC; CREATE ROLE idem_stranger")
+        try:
+            connection.execute("""CREATE SCHEMA idem AUTHORIZATION idem_stranger; SET ROLE idem_stranger;
+                CREATE FUNCTION idem.idem_try_claim(user_id text, request_id text) RETURNS int LANGUAGE sql RETURN 1;
+                CREATE FUNCTION idem.idem_version() RETURNS text LANGUAGE plpgsql AS
+                    $$ BEGIN INSERT INTO public.run SELECT 1; RETURN '1.0.0'; END $$;
+                CREATE VIEW idem.idem_stat_cleanup AS SELECT idem.idem_version() AS cleaning, NULL::interval AS oldest_expired_age;
+                RESET ROLE""")
+            for owner in "SCHEMA idem", "FUNCTION idem.idem_version", "VIEW idem.idem_stat_cleanup", None:
+                assert tool.main(["check"]) == (owner is not None)
+                refused = "MEND owner: idem or its schema belongs to idem_stranger: check as that role" in capsys.readouterr().out
+                rows = connection.execute("SELECT count(*) FROM run").fetchone()[0]
+                assert (refused, rows > 0) == (owner is not None, owner is None)
+                if owner == "SCHEMA idem":
+                    connection.execute("ALTER FUNCTION idem.idem_try_claim OWNER TO CURRENT_USER")
+                if owner:
+                    connection.execute(f"ALTER {owner} OWNER TO CURRENT_USER")
+        finally:
+            connection.execute("RESET ROLE; DROP OWNED BY idem_stranger; DROP ROLE idem_stranger")
+
+
 def test_check_of_the_database_of_the_tests(monkeypatch, capsys):
     for database in DATABASES:
         assert tool.main(["check", "--dsn", f"dbname={database}"]) in (0, 1)

@@ -32,7 +32,11 @@ def migrate(connection: Any, schema: str = "idem", grant: Sequence[str] = ()) ->
 
 
 FOUND = """SELECT has_schema_privilege(n.oid, 'USAGE') AND has_function_privilege(p.oid, 'EXECUTE'), current_user::text,
-    (SELECT extname::text FROM pg_extension AS e JOIN pg_depend AS d ON d.refobjid = e.oid WHERE d.objid = p.oid AND deptype = 'e')
+    (SELECT extname::text FROM pg_extension AS e JOIN pg_depend AS d ON d.refobjid = e.oid WHERE d.objid = p.oid AND deptype = 'e'),
+    (SELECT min(rolname::text) FROM pg_roles WHERE NOT rolsuper AND current_setting('is_superuser') = 'on' AND oid IN (
+        SELECT proowner FROM pg_proc WHERE pronamespace = n.oid AND proname LIKE 'idem%%' UNION
+        SELECT relowner FROM pg_class WHERE relnamespace = n.oid AND relname LIKE 'idem%%' UNION
+        SELECT CASE nspowner WHEN 'pg_database_owner'::regrole THEN datdba ELSE nspowner END FROM pg_database WHERE datname = current_database()))
     FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace
     WHERE nspname = %s AND proname = 'idem_try_claim' ORDER BY p.oid LIMIT 1"""
 
@@ -43,10 +47,11 @@ def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
     info, name, version = connection.info, quoted(schema), connection.info.server_version // 10000
     yield version >= 15, f"database: {info.dbname} at {info.host}, port {info.port}: PostgreSQL {version}; 15 or later is needed"
     found = connection.execute(FOUND, (schema,)).fetchone()
-    if found is None:
-        yield False, f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE"
+    if found is None or found[3]:
+        yield False, (f"owner: idem or its schema belongs to {found[3]}: check as that role, since a superuser would run its code"
+                      if found else f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE")
         return
-    granted, role, extension = found
+    granted, role, extension, _ = found
     yield True, f"edition: {'C' if extension == 'idem' else 'portable'}"
     grant = f"not use it; let idem's owner run SELECT {name}.idem_grant('{role}', 'app')"
     yield granted, f"rights: role {role} may {'use it' if granted else grant}"
@@ -77,18 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(sql(options.schema, options.grant))
         return 0
     import psycopg
-    marks, found = {True: "ok  ", False: "MEND", None: "note"}, list[tuple[bool | None, str]]()
+    marks = {True: "ok  ", False: "MEND", None: "note"}
     try:
         with psycopg.connect(options.dsn, autocommit=options.command == "check") as connection:
             if options.command == "install":
                 migrate(connection, options.schema, options.grant)
-                found = [(True, f"idem {__version__} is in schema {options.schema}")]
-            else:
-                found = list(look(connection, options.schema))
+            done: list[tuple[bool | None, str]] = [(True, f"idem {__version__} is in schema {options.schema}")]
+            found = list(look(connection, options.schema)) if options.command == "check" else done
     except psycopg.Error as error:
         denied = isinstance(error, psycopg.errors.InsufficientPrivilege) or "psql -v" in str(error)  # the server's hint
-        how = ": run it as the owner of the database, or as a role with CREATE on it"
-        print(f"{error.diag.message_primary}{how}" if denied else error, file=sys.stderr)
+        print(f"{error.diag.message_primary}: run it as the owner of the database, or as a role with CREATE on it" if denied else error, file=sys.stderr)
         return 2
     print(*(f"{marks[well]} {sentence}" for well, sentence in found), sep="\n")
     return int(any(well is False for well, _ in found))

@@ -87,11 +87,8 @@ def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE of an error of psycopg, asyncpg, psycopg2, or of SQLAlchemy's or Django's wrapper around one."""
     if isinstance(error, IdemError):
         return None
-    for one in (error, getattr(error, "orig", None), error.__cause__):
-        code = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)
-        if isinstance(code, str):
-            return code
-    return None
+    found = (getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in (error, getattr(error, "orig", None), error.__cause__))
+    return next((code for code in found if isinstance(code, str)), None)
 
 
 def of_driver(error: BaseException) -> bool:

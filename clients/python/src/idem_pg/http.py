@@ -102,7 +102,7 @@ def parse_key(header: str) -> str | None:
     """The key of a header: a string of RFC 8941, or bare; None if it is malformed."""
     header = header.strip(" \t")
     quoted = re.fullmatch(r'"((?:[ !#-\[\]-~]|\\["\\])*)"', header)
-    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header if re.fullmatch(r"[!#-~][!-~]*", header) else ""
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header if re.fullmatch(r"[!#-\[\]-~]+", header) else ""
     return key if 0 < len(key) <= 255 else None
 
 
