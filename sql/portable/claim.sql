@@ -204,11 +204,13 @@ DECLARE
 	ignored text;				-- assigned to, since PERFORM would need a query
 BEGIN
 	-- Whether the arguments are good is seen at a glance here; otherwise others say what is wrong.
-	-- A brief wait needs another lock_timeout.
+	-- A brief wait is for a millisecond here; idem__claim_key() goes on.
 	IF (of_user <> '' AND of_request <> ''
 			AND octet_length(of_user) <= 255 AND octet_length(of_request) <= 255 AND octet_length(of_scope) <= 255
 			AND (of_fingerprint IS NULL OR octet_length(of_fingerprint) BETWEEN 1 AND 64)
-			AND CASE WHEN wait IS NOT NULL THEN wait BETWEEN interval '100 milliseconds' AND interval '25 days'
+			AND CASE WHEN wait >= interval '100 milliseconds' THEN wait <= interval '25 days'
+				WHEN wait IS NOT NULL THEN wait >= interval '0' AND NOT @extschema@.idem__has_months(wait)
+					AND set_config('lock_timeout', '1', true) IS NOT NULL
 				ELSE coalesce(current_setting('idem.wait', true), '') = ''
 					OR current_setting('idem.wait', true) COLLATE "C" ~ '^(-1|[1-9][0-9]{2,5} ?(ms)?|[1-9][0-9]{0,5} ?s)$' END
 			AND current_setting('transaction_read_only') = 'off') IS NOT TRUE THEN
@@ -305,13 +307,13 @@ BEGIN
 			AND (fingerprint IS NULL OR octet_length(fingerprint) BETWEEN 1 AND 64)) IS NOT TRUE THEN
 		answer.outcome := 'invalid';
 		RETURN answer;
-	ELSIF clock_timestamp() + interval '100 milliseconds' < deadline THEN
-		BEGIN
-			answer := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint, interval '1 second');
-		EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
-			NULL;
-		END;
 	END IF;
+	BEGIN
+		answer := @extschema@.idem__claim_at_once(user_id, request_id, scope, fingerprint,
+			CASE WHEN clock_timestamp() + interval '100 milliseconds' < deadline THEN interval '1 second' ELSE interval '0' END);
+	EXCEPTION WHEN lock_not_available OR SQLSTATE 'ID001' THEN
+		NULL;
+	END;
 	IF answer.outcome IS NULL THEN
 		answer := @extschema@.idem__claim_key('idem_claim_many()', ROW (user_id, request_id, scope)::@extschema@.idem__key,
 			fingerprint, deadline, NULL::interval, NULL::jsonb, false, false);
@@ -321,7 +323,7 @@ END $$;
 
 -- Claims a key, as described above.  lease: NULL for a transactional claim.  tells_progress: the
 -- call returns the progress of the holder whose lapsed lease it takes over.  strict: raise ID400
--- for a key whose own time breaks the policy; otherwise answer invalid.
+-- for a key whose own time breaks the policy; otherwise answer invalid, for a batch.
 CREATE FUNCTION @extschema@.idem__claim_key(
 	command text, key @extschema@.idem__key, fingerprint bytea, deadline timestamptz,
 	lease interval, progress jsonb, tells_progress boolean, strict boolean)
@@ -330,6 +332,8 @@ SET lock_timeout = '100' AS $$		-- so that the next element of a batch finds it 
 DECLARE
 	pause interval := '1 millisecond';
 	slices int4 := 0;
+	wait_until timestamptz := deadline;
+	context text;				-- where an error was raised
 	is_refused boolean := false;	-- the look before: a lock was not available, perhaps that of idem_scopes
 	answer @extschema@.idem__answer;
 	ignored text;				-- assigned to, since PERFORM would need a query
@@ -338,7 +342,7 @@ BEGIN
 	LOOP
 		answer := NULL;
 		BEGIN
-			ignored := @extschema@.idem__bound_lock_waits(deadline, slices);
+			ignored := @extschema@.idem__bound_lock_waits(wait_until, slices);
 			IF is_refused THEN
 				is_refused := false;
 				LOCK TABLE @extschema@.idem_scopes IN ROW SHARE MODE;		-- a look does not wait for it
@@ -354,9 +358,15 @@ BEGIN
 				NULL;
 			WHEN lock_not_available THEN
 				slices := slices + is_refused::int4;
+				-- If it waited for a holder, the server names a tuple, such as (0,1).  Else it waited until others
+				-- had made the table larger, say, which takes a moment and is no answer.
+				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+				IF strict AND is_refused AND slices = 1 AND context !~ '\(\d+,\d+\)' THEN
+					wait_until := greatest(deadline, clock_timestamp() + interval '100 milliseconds');
+				END IF;
 		END;
 		EXIT WHEN answer.outcome IS NOT NULL;
-		IF clock_timestamp() >= deadline AND (is_refused OR answer.lease_until IS NOT NULL) THEN
+		IF clock_timestamp() >= wait_until AND (is_refused OR answer.lease_until IS NOT NULL) THEN
 			answer.outcome := @extschema@.idem__outcome_of_passed(deadline);
 			EXIT;
 		ELSIF answer.lease_until IS NOT NULL THEN

@@ -145,6 +145,7 @@ ALTER FUNCTION idem__claim_key RENAME TO idem__claim_key_away;
 SELECT idem_claim('u', 'common'), idem_outcome(), idem_claim('u', 'common'), idem_outcome();
 SELECT * FROM locks_of_scopes;
 SELECT outcome, result, expires_at > now() + interval '59 min' AS remembered FROM idem_try_claim('u', 'common', fingerprint => 'f');
+SELECT idem_claim('u', 'common, without a wait', wait => '0'), idem_claim('u', 'common, without a wait', wait => '0'), current_setting('lock_timeout');
 -- A batch at once, not by element
 ALTER FUNCTION idem__claim_element RENAME TO idem__claim_element_away;
 SELECT * FROM idem_claim_many('{u,u}', '{"common 1","common 2"}');
@@ -152,12 +153,14 @@ SELECT * FROM idem_claim_many('{u,u}', '{"common 1","common 2"}');
 SAVEPOINT s;
 SELECT idem_claim('u', 'not common', 'has a row');
 ROLLBACK TO s;
-SELECT idem_claim('u', 'common', wait => '0');
+SET LOCAL idem.wait = '20 ms';
+SELECT idem_claim('u', 'common');
 ROLLBACK;
 \set VERBOSITY default
 SELECT idem_claim('u', 'common');
 BEGIN;
-SELECT idem_claim('u', 'common', wait => '0'), idem_claim('u', 'slow', wait => '0');
+SET LOCAL idem.wait = '20 ms';
+SELECT idem_claim('u', 'common'), idem_claim('u', 'slow');
 SELECT * FROM locks_of_scopes;
 ROLLBACK;
 -- Without settings the defaults apply.
