@@ -156,7 +156,7 @@ BEGIN
 	RETURN true;
 END $$;
 
--- The common case of idem_complete(result), in one statement: idem__claim_at_once() claimed the only unsettled
+-- The common case of idem_complete(), in one statement: idem__claim_at_once() claimed the only unsettled
 -- key of this transaction.  False: it is another case, or the result is too large; idem__settle() has to decide.
 -- The note says where the row is.  It may be forged, or name another row since the table was rewritten: so the
 -- row has to have the key, and to be one that this transaction wrote (as in idem__is_ours()) and has not settled
@@ -210,8 +210,13 @@ END $$;
 
 CREATE FUNCTION @extschema@.idem_complete(
 	user_id text, request_id text, result jsonb, token int8 DEFAULT NULL, scope text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql COST 10000 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off AS $$
 BEGIN
+	IF token IS NULL AND array_to_json(ARRAY[user_id, request_id, scope])::text COLLATE "C" = split_part(current_setting('idem_held.latest', true), E'\t', 2)
+			AND @extschema@.idem__complete_at_once(result) THEN
+		RETURN true;
+	END IF;
 	RETURN @extschema@.idem__settle('idem_complete()', @extschema@.idem__key_of(user_id, request_id, scope), token, 'completed', result);
 END $$;
 

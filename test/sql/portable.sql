@@ -163,6 +163,11 @@ SET LOCAL idem.wait = '20 ms';
 SELECT idem_claim('u', 'common'), idem_claim('u', 'slow');
 SELECT * FROM locks_of_scopes;
 ROLLBACK;
+-- Completed at once, also by its name
+BEGIN;
+ALTER FUNCTION idem__settle RENAME TO idem__settle_away;
+SELECT idem_claim('u', 'common, named'), idem_complete('u', 'common, named', '1'), idem_result();
+ROLLBACK;
 -- Without settings the defaults apply.
 BEGIN;
 DELETE FROM idem_settings;
