@@ -103,13 +103,13 @@ function answerTo(error: unknown): Reply {
 }
 // Undefined: there is none. Null: malformed. A string of RFC 8941, or bare.
 function headerKey(request: HttpRequest): string | undefined | null {
-	const header = request.headers['idempotency-key']?.trim();
+	const header = request.headers['idempotency-key'];
 	if (header === undefined) return undefined;
-	const quoted = /^"((?:[ !#-[\]-~]|\\["\\])*)"$/.exec(header);
-	const key = quoted ? quoted[1]!.replace(/\\(.)/g, '$1') : /^[!#-[\]-~]+$/.test(header) ? header : '';
+	const quoted = /^[ \t]*"((?:[ !#-[\]-~]|\\["\\])*)"[ \t]*$/.exec(header);
+	const key = quoted ? quoted[1]!.replace(/\\(.)/g, '$1') : /^[ \t]*([!#-[\]-~]+)[ \t]*$/.exec(header)?.[1] ?? '';
 	return key.length >= 1 && key.length <= 255 ? key : null;
 }
-const isJson = (request: Pick<HttpRequest, 'headers'>) => /^application\/([^;]+\+)?json\s*(;|$)/i.test(request.headers['content-type'] ?? '');
+const isJson = (request: Pick<HttpRequest, 'headers'>) => /^application\/([^\s;]+\+)?json\s*(;|$)/i.test(request.headers['content-type'] ?? '');
 // Each pattern is linear: who sends 10 MB would stop the process otherwise. A number that is longer than a thousand digits when it is
 // written out is refused by idem_fingerprint; NUL and half of a surrogate pair by jsonb, also where the key is given twice.
 const longNumber = /(?<![\w.+"-])-?(?:[\d.]{500}|\d[\d.]*[eE][+-]?0*[1-9]\d{2})/;

@@ -1,6 +1,9 @@
 """install, check, sql, migrate; the fixtures for users; the package in an empty environment."""
 
+import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -120,6 +123,38 @@ def test_faults(database):
             idem.once(lambda tx: 5, user="anna", id=key + "e")
         faults.lapse("anna", key + "f", progress={"step": 1})
         assert idem.lease(lambda held: held.previous, user="anna", id=key + "f").value == {"step": 1}
+
+
+@needs_sql
+def test_programs_of_the_readme(empty, capsys):
+    assert tool.main(["install"]) == 0
+    with open(os.path.join(HERE, "README.md")) as readme:
+        programs = re.findall(r"```python\n(.*?)```", readme.read(), re.DOTALL)
+    first, service = (text.replace("dbname=shop", "dbname=idem_python_empty") for text in programs if "psycopg_pool" in text)
+    names = {}
+    exec(first, names)
+    names["pool"].close()
+    assert re.search("replayed=False.*\n.*replayed=True", capsys.readouterr().out)
+    exec(service, names)
+    headers = [(b"x-user", b"anna"), (b"content-type", b"application/json"), (b"idempotency-key", b'"1"')]
+
+    async def post():
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b'{"amount": 30}'}
+
+        async def send(message):
+            sent.append(message)
+
+        await names["app"]({"type": "http", "method": "POST", "path": "/payments", "query_string": b"", "headers": headers}, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"]).get(b"idempotent-replayed"), json.loads(sent[1]["body"])
+
+    async def served():
+        async with names["lifespan"](names["app"]):
+            return [await post(), await post()]
+
+    assert asyncio.run(served()) == [(201, None, {"paid": 30}), (201, b"true", {"paid": 30})]
 
 
 @needs_sql
