@@ -251,7 +251,7 @@ prepare_for_examples()
 # the client for Node are skipped.
 prepare_for_clients()
 {
-	need_python_modules psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy pytest build
+	need_python_modules psycopg psycopg_pool asyncpg flask starlette fastapi uvicorn django sqlalchemy psycopg2 pytest build
 	"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 	command -v mypy >/dev/null || missing+=(mypy)
 	[ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null || services+=(pgbouncer)

@@ -219,7 +219,7 @@ def test_headers_are_text():
 
 
 def test_keys():
-    assert [guard.parse_key(k) for k in ('"a b"', r'"a\"\\"', "abc", 'a"b', ' "x" ')] == ["a b", 'a"\\', "abc", 'a"b', "x"]
+    assert [guard.parse_key(k) for k in ('"a b"', r'"a\"\\"', "abc", 'a"b', ' "x" ')] == ["a b", 'a"\\', "abc", None, "x"]
     assert [guard.parse_key(k) for k in ('"', '""', "", "ü", '"a', r'"\a"', '"a"; x')] == [None] * 7
 
 
