@@ -358,10 +358,10 @@ BEGIN
 				NULL;
 			WHEN lock_not_available THEN
 				slices := slices + is_refused::int4;
-				-- If it waited for a holder, the server names a tuple, such as (0,1).  Else it waited until others
-				-- had made the table larger, say, which takes a moment and is no answer.
+				-- If it waited for a holder, the server names a tuple first, such as (0,1).  Else it waited until
+				-- others had made the table larger, say, which takes a moment and is no answer.
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
-				IF strict AND is_refused AND slices = 1 AND context !~ '\(\d+,\d+\)' THEN
+				IF strict AND is_refused AND slices = 1 AND split_part(context, E'\n', 1) !~ '\(\d+,\d+\)' THEN
 					wait_until := greatest(deadline, clock_timestamp() + interval '100 milliseconds');
 				END IF;
 		END;
