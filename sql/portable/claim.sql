@@ -366,7 +366,7 @@ BEGIN
 				END IF;
 		END;
 		EXIT WHEN answer.outcome IS NOT NULL;
-		IF clock_timestamp() >= wait_until AND (is_refused OR answer.lease_until IS NOT NULL) THEN
+		IF (is_refused AND clock_timestamp() >= wait_until) OR (answer.lease_until IS NOT NULL AND clock_timestamp() >= deadline) THEN
 			answer.outcome := @extschema@.idem__outcome_of_passed(deadline);
 			EXIT;
 		ELSIF answer.lease_until IS NOT NULL THEN

@@ -154,12 +154,11 @@ function postgresDriver(sql: PostgresSql): Driver {
 							reject(error);
 						});
 					});
-					try {
-						return first(await raw.unsafe(text, values, { prepare: values.length > 0, onexecute }));
-					} finally {
-						// A first prepare, or a long text, has not called onexecute. An empty query does; by then a loss is known.
-						if (!inner) await new Promise(setImmediate).then(() => lost || raw.unsafe(';', [], { onexecute })).catch(ignore);
-					}
+					const answer = first(await raw.unsafe(text, values, { prepare: values.length > 0, onexecute }));
+					// A first prepare, or a long text, has not called onexecute. An empty query does, if sent at once: later the
+					// socket may have met an error, and what is sent before its end keeps postgres.js from connecting again.
+					if (!inner) await raw.unsafe(';', [], { onexecute }).catch(ignore);
+					return answer;
 				},
 				async commit(text, values) {
 					guard();

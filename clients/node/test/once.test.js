@@ -211,6 +211,25 @@ for (const [driver, options] of [['pg'], ['postgres'], ['postgres', { prepare: f
 		} finally { await p.end(); }
 	});
 
+	// At the answer of the claim, which is a first prepare, before or after the driver goes on.
+	const moments = { 'at once': (f) => f(), 'next tick': process.nextTick, microtask: queueMicrotask, immediate: setImmediate, timer: (f) => setTimeout(f, 0) };
+	if (driver === 'postgres') for (const [moment, at] of Object.entries(moments)) test(`the connection is reset after the claim: ${moment}`, { timeout: 30_000 }, async () => {
+		let resets = 0;
+		const p = drivers.postgres({ ...options, max: 1, connect_timeout: 5, socket: () => new Promise((resolve, reject) => {
+			const socket = net.connect(serverAddress()).once('error', reject).once('connect', () => {
+				resolve(socket);
+				setImmediate(() => socket.on('data', (data) => {
+					if (!resets && data.includes('outcome')) at(() => { resets++; socket.destroy(Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET' })); });
+				}));
+			});
+		}) });
+		try {
+			const id = newId();
+			const { value } = await p.idem.once({ user: 'anna', id, scope: 'pay' }, async (tx) => (await tx`SELECT 42 AS n`)[0].n);
+			assert.deepEqual([value, resets, (await p.idem.once({ user: 'anna', id, scope: 'pay' }, () => 1)).replayed], [42, 1, true]);
+		} finally { await p.end(); }
+	});
+
 	test('COMMIT unanswered in each attempt', async () => {
 		const proxy = await startProxy();
 		const p = drivers[driver]({ host: '127.0.0.1', port: proxy.port, max: 2 });
