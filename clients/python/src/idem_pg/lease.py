@@ -107,7 +107,7 @@ class Lease:
                     yield handler(tx)
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
-            return done[0], (*self._held[:3], done[1], self._held[3])
+            return done[0], (*self._held[:2], done[1], self._held[3], self._held[2])
         yield from self._in_fence(work)
         self._over.set()
         if done[0] == core.FAIL:
