@@ -124,6 +124,11 @@ function postgresDriver(sql: PostgresSql): Driver {
 					return typeof value === 'function' && ['unsafe', 'file', 'notify'].includes(String(name)) ? guarded(value) : value;
 				},
 			});
+			// An error of postgres.js, not of the server. No query may follow a loss, not even the ROLLBACK after a lost claim.
+			const note = (error: any): never => {
+				if (!error.severity && looksLost(error)) { lost = true; why ??= error; }
+				throw error;
+			};
 			// As sql.begin() does, to learn of a loss before any query of the handler can.
 			const onexecute = (connection: any) => {
 				inner = connection;
@@ -149,14 +154,10 @@ function postgresDriver(sql: PostgresSql): Driver {
 							end = (how) => { over = true; how === 'commit' ? commit() : rollback(rolledBack); };
 							resolve();
 						}));
-						done.catch((error) => {
-							if (error !== rolledBack && (!over || looksLost(error))) { lost = true; why ??= error; }
-							reject(error);
-						});
+						done.catch(note).catch(reject);
 					});
-					const answer = first(await raw.unsafe(text, values, { prepare: values.length > 0, onexecute }));
-					// A first prepare, or a long text, has not called onexecute. An empty query does, if sent at once: later the
-					// socket may have met an error, and what is sent before its end keeps postgres.js from connecting again.
+					const answer = first(await raw.unsafe(text, values, { prepare: values.length > 0, onexecute }).catch(note));
+					// A first prepare, or a long text, has not called onexecute. At once: sent after an error of the socket, it would end the pool.
 					if (!inner) await raw.unsafe(';', [], { onexecute }).catch(ignore);
 					return answer;
 				},
