@@ -14,7 +14,7 @@ function connect(url: string | undefined): { pool: any; end: () => Promise<unkno
 		let driver: any;
 		try { driver = createRequire(from)(name); } catch { continue; }
 		const pool = name === 'pg' ? new driver.Pool({ max: 1, ...(url && { connectionString: url }) })
-			: (driver.default ?? driver)(...(url ? [url] : []), { max: 1, onnotice: () => {} });
+			: (driver.default ?? driver)(...(url ? [url] : []), { max: 1, fetch_types: false, onnotice: () => {} });
 		return { pool, end: () => pool.end() };
 	}
 	throw new Error('install a driver first: npm install pg');

@@ -120,7 +120,7 @@ describe('install, check, sql', () => {
 		await owner.query(/CALL \S+ \S+\(\)/.exec(told)[0]);
 		assert.match(cli('check', '--schema', 'My schema').join(), /^0,.*\ncleaning +sessions/s);
 		await owner.end();
-		assert.match(cli('sql')[1], /CREATE SCHEMA IF NOT EXISTS "idem"/);
+		assert.match(cli('sql')[1], /CREATE SCHEMA "idem"/);
 		assert.equal(cli('nonsense')[0], 2);
 		assert.equal(cli('check', '--url', 'postgres://127.0.0.1:1/x')[0], 2);
 		const p = drivers.postgres({ database });
@@ -129,16 +129,34 @@ describe('install, check, sql', () => {
 		await p.pool.unsafe(`CREATE SCHEMA trap AUTHORIZATION ${role}; CREATE TABLE run (n int); GRANT INSERT ON run TO PUBLIC; SET ROLE ${role};
 			CREATE FUNCTION trap.idem_try_claim(user_id text, request_id text) RETURNS int LANGUAGE sql RETURN 1;
 			CREATE FUNCTION trap.idem_version() RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.run VALUES (1); RETURN '1.0.0'; END $$; RESET ROLE`);
+		// Nor of somebody who may make operators and views in the search_path.
+		await p.pool.unsafe(`GRANT CREATE ON SCHEMA public TO ${role}; SET ROLE ${role};
+			CREATE FUNCTION public.spy(name, name) RETURNS bool COST 0.000001 LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.run VALUES (2); RETURN true; END $$;
+			CREATE OPERATOR public.~~ (LEFTARG = name, RIGHTARG = name, FUNCTION = public.spy);
+			CREATE FUNCTION public.spy(oid, regrole) RETURNS bool COST 0.000001 LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.run VALUES (3); RETURN true; END $$;
+			CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regrole, FUNCTION = public.spy);
+			CREATE VIEW public.pg_extension AS SELECT * FROM pg_catalog.pg_extension WHERE public.spy('', '');
+			CREATE VIEW public.pg_roles AS SELECT * FROM pg_catalog.pg_roles WHERE public.spy('', ''); RESET ROLE;
+			ALTER DATABASE ${database} SET search_path = public, pg_catalog`);
+		assert.match(cli('install', '--schema', 'My schema', '--grant', role).join(), /^0,/);
 		for (const object of ['SCHEMA trap', 'FUNCTION trap.idem_version', null]) {
 			assert.equal(/mend: idem or its schema belongs to the role "shop_/.test(cli('check', '--schema', 'trap')[1]), object !== null);
 			assert.equal((await p.pool`SELECT FROM run`).length > 0, object === null);
 			if (object) await p.pool.unsafe(`ALTER ${object} OWNER TO CURRENT_USER; ALTER FUNCTION trap.idem_try_claim OWNER TO CURRENT_USER`);
 		}
+		// Nor the functions of an idem that is somebody else's.
+		await p.pool.unsafe(`DROP SCHEMA trap, "My schema" CASCADE; CREATE SCHEMA idem AUTHORIZATION ${role}; TRUNCATE run`);
+		const theirs = new (await import('pg')).default.Pool({ user: role, database });
+		assert.match(await migrate(theirs, { grant: role }), /^1\.0\.0/);
+		await theirs.query(`CREATE OR REPLACE FUNCTION idem.idem_grant(role regrole, privileges text DEFAULT 'app') RETURNS void LANGUAGE sql AS 'INSERT INTO public.run VALUES (4)'`);
+		await theirs.end();
+		const [stopped, words] = cli('install', '--grant', role);
+		assert.deepEqual([stopped, /belongs to "shop_.*install as that role/.test(words), (await p.pool`SELECT FROM run`).length], [2, true, 0], words);
 		await p.end();
 		process.env.PGDATABASE = before;
 		assert.match(cli('check', '--schema', schema)[1], /edition +(C|portable)/);
 		await admin.query(`DROP DATABASE ${database}`);
 		await admin.query(`DROP ROLE ${role}`);
-		assert.ok(sql({ grant: 'x' }).includes("idem_grant('x', 'app')"));
+		assert.ok(sql({ grant: 'x' }).includes("idem_grant('x'::regrole, 'app'::text)"));
 	});
 });

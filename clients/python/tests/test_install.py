@@ -71,7 +71,7 @@ def test_install_without_rights(empty, monkeypatch, capsys):
             connection.execute("DROP ROLE idem_stranger")
 
 
-def test_check_by_a_superuser_runs_nobodys_code(empty, capsys):
+def test_a_superuser_runs_nobodys_code(empty, capsys, monkeypatch):
     with psycopg.connect(autocommit=True) as connection:
         connection.execute("CREATE TABLE run (n int); GRANT INSERT ON run TO PUBLIC; CREATE ROLE idem_stranger")
         try:
@@ -80,7 +80,16 @@ def test_check_by_a_superuser_runs_nobodys_code(empty, capsys):
                 CREATE FUNCTION idem.idem_version() RETURNS text LANGUAGE plpgsql AS
                     $$ BEGIN INSERT INTO public.run SELECT 1; RETURN '1.0.0'; END $$;
                 CREATE VIEW idem.idem_stat_cleanup AS SELECT idem.idem_version() AS cleaning, NULL::interval AS oldest_expired_age;
+                RESET ROLE; GRANT CREATE ON SCHEMA public TO idem_stranger; SET ROLE idem_stranger;
+                CREATE FUNCTION public.spy(name, name) RETURNS bool COST 0.000001 LANGUAGE plpgsql AS
+                    $$ BEGIN INSERT INTO public.run SELECT 2; RETURN true; END $$;
+                CREATE OPERATOR public.~~ (LEFTARG = name, RIGHTARG = name, FUNCTION = public.spy);
+                CREATE FUNCTION public.spy(oid, regrole) RETURNS bool COST 0.000001 LANGUAGE plpgsql AS
+                    $$ BEGIN INSERT INTO public.run SELECT 3; RETURN true; END $$;
+                CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regrole, FUNCTION = public.spy);
+                CREATE VIEW public.pg_roles AS SELECT * FROM pg_catalog.pg_roles WHERE public.spy('', '');
                 RESET ROLE""")
+            monkeypatch.setenv("PGOPTIONS", "-c search_path=public,pg_catalog")
             for owner in "SCHEMA idem", "FUNCTION idem.idem_version", "VIEW idem.idem_stat_cleanup", None:
                 assert tool.main(["check"]) == (owner is not None)
                 refused = "MEND owner: idem or its schema belongs to idem_stranger: check as that role" in capsys.readouterr().out
@@ -171,3 +180,22 @@ def test_wheel_in_an_empty_environment(tmp_path):
     subprocess.run([python, "-c", code], check=True, cwd=tmp_path)
     text = subprocess.run([python, "-m", "idem_pg", "sql"], check=True, cwd=tmp_path, capture_output=True, text=True).stdout
     assert "idem_try_claim" in text
+
+
+@needs_sql
+def test_install_by_a_superuser_runs_no_function_of_anothers_idem(empty, capsys, monkeypatch):
+    with psycopg.connect(autocommit=True) as connection:
+        connection.execute("""CREATE TABLE run (n int); GRANT INSERT ON run TO PUBLIC;
+            CREATE ROLE idem_stranger LOGIN; CREATE SCHEMA idem AUTHORIZATION idem_stranger""")
+        try:
+            with monkeypatch.context() as theirs:
+                theirs.setenv("PGUSER", "idem_stranger")
+                assert tool.main(["install", "--grant", "idem_stranger"]) == 0
+            connection.execute("""SET ROLE idem_stranger; CREATE OR REPLACE FUNCTION
+                idem.idem_grant(role regrole, privileges text DEFAULT 'app') RETURNS void LANGUAGE sql
+                AS 'INSERT INTO public.run VALUES (4)'; RESET ROLE""")
+            assert tool.main(["install", "--grant", "idem_stranger"]) == 2
+            assert 'belongs to "idem_stranger": install as that role' in capsys.readouterr().err
+            assert connection.execute("SELECT count(*) FROM run").fetchone()[0] == 0
+        finally:
+            connection.execute("RESET ROLE; DROP OWNED BY idem_stranger CASCADE; DROP ROLE idem_stranger")

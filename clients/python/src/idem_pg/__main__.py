@@ -10,18 +10,33 @@ from . import __version__
 from .values import quoted
 
 
+# Whoever may make objects in a schema of the search_path can plant an operator there, which any = or LIKE may then call.
+PINNED = "search_path = pg_catalog, pg_temp;"
+
+
+def stranger(schema: str) -> str:
+    """Who owns idem, or a part of it, where its code would get rights that the owner has not."""
+    return f"""(SELECT min(r.rolname::text) FROM pg_roles AS r, pg_roles AS me, pg_namespace AS n
+    WHERE me.rolname = current_user AND (me.rolsuper OR me.rolcreaterole) AND n.nspname = {quoted(schema, "'")} AND NOT r.rolsuper
+    AND r.oid <> me.oid AND r.oid IN (SELECT proowner FROM pg_proc WHERE pronamespace = n.oid AND proname ^@ 'idem'
+        UNION SELECT relowner FROM pg_class WHERE relnamespace = n.oid AND relname ^@ 'idem'
+        UNION SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN datdba ELSE n.nspowner END
+            FROM pg_database WHERE datname = current_database()))"""
+
+
 def sql(schema: str = "idem", grant: Sequence[str] = ()) -> str:
     """The portable edition as SQL for one transaction: installs or upgrades it; roles in `grant` may use it then."""
     name, mark, text = quoted(schema), "'", files(__package__ or "idem_pg").joinpath("idem-portable-plain.sql").read_text()
-    grants = "".join(f"SELECT {name}.idem_grant({quoted(role, mark)}, 'app');\n" for role in grant)
-    return f"""DO $$ BEGIN
-	IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = {quoted(schema, mark)}) THEN
-		CREATE SCHEMA {name};
-	END IF;
-END $$;
-SELECT pg_catalog.set_config('idem_pg.path', pg_catalog.current_setting('search_path'), true);
+    grants = "".join(f"SELECT {name}.idem_grant({quoted(role, mark)}::regrole, 'app'::text);\n" for role in grant)
+    return f"""SELECT pg_catalog.set_config('idem_pg.path', pg_catalog.current_setting('search_path'), true);
+SET LOCAL {PINNED}
+DO $idem$ BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = {quoted(schema, mark)}) THEN CREATE SCHEMA {name}; END IF; END $idem$;
 SET LOCAL search_path = {name};
 {text.rstrip().rstrip(";")};
+SET LOCAL {PINNED}
+DO $idem$ DECLARE other constant text := {stranger(schema)}; BEGIN IF other IS NOT NULL THEN
+	RAISE 'idem or its schema belongs to "%": install as that role, or its code would run with your rights', other USING ERRCODE = '55000';
+END IF; END $idem$;
 {grants}SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('idem_pg.path'), true);
 """
 
@@ -32,11 +47,7 @@ def migrate(connection: Any, schema: str = "idem", grant: Sequence[str] = ()) ->
 
 
 FOUND = """SELECT has_schema_privilege(n.oid, 'USAGE') AND has_function_privilege(p.oid, 'EXECUTE'), current_user::text,
-    (SELECT extname::text FROM pg_extension AS e JOIN pg_depend AS d ON d.refobjid = e.oid WHERE d.objid = p.oid AND deptype = 'e'),
-    (SELECT min(rolname::text) FROM pg_roles WHERE NOT rolsuper AND current_setting('is_superuser') = 'on' AND oid IN (
-        SELECT proowner FROM pg_proc WHERE pronamespace = n.oid AND proname LIKE 'idem%%' UNION
-        SELECT relowner FROM pg_class WHERE relnamespace = n.oid AND relname LIKE 'idem%%' UNION
-        SELECT CASE nspowner WHEN 'pg_database_owner'::regrole THEN datdba ELSE nspowner END FROM pg_database WHERE datname = current_database()))
+    (SELECT extname::text FROM pg_extension AS e JOIN pg_depend AS d ON d.refobjid = e.oid WHERE d.objid = p.oid AND deptype = 'e')
     FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace
     WHERE nspname = %s AND proname = 'idem_try_claim' ORDER BY p.oid LIMIT 1"""
 
@@ -46,12 +57,14 @@ def look(connection: Any, schema: str) -> Iterator[tuple[bool | None, str]]:
     import psycopg
     info, name, version = connection.info, quoted(schema), connection.info.server_version // 10000
     yield version >= 15, f"database: {info.dbname} at {info.host}, port {info.port}: PostgreSQL {version}; 15 or later is needed"
+    connection.execute("SET " + PINNED)
     found = connection.execute(FOUND, (schema,)).fetchone()
-    if found is None or found[3]:
-        yield False, (f"owner: idem or its schema belongs to {found[3]}: check as that role, since a superuser would run its code"
+    owner, = connection.execute("SELECT " + stranger(schema)).fetchone()
+    if found is None or owner:
+        yield False, (f"owner: idem or its schema belongs to {owner}: check as that role, or its code would run with your rights"
                       if found else f"idem: not in schema {schema}: run python -m idem_pg install --schema {schema} --grant ROLE")
         return
-    granted, role, extension, _ = found
+    granted, role, extension = found
     yield True, f"edition: {'C' if extension == 'idem' else 'portable'}"
     grant = f"not use it; let idem's owner run SELECT {name}.idem_grant('{role}', 'app')"
     yield granted, f"rights: role {role} may {'use it' if granted else grant}"
