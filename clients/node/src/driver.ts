@@ -220,8 +220,8 @@ export function driverOf(pool: Pool): Driver {
 
 // A transaction of the caller, for idem.within: of the three drivers, or of an ORM.
 export function runnerOf(tx: any): (sql: string) => Promise<string | null> {
-	// Knex, where ? is a placeholder
-	if (typeof tx?.raw === 'function') return async (sql) => first(await tx.raw(sql.replace(/\?/g, '\\?')));
+	// Knex, where ? is a placeholder, and \? loses each backslash before it
+	if (typeof tx?.raw === 'function') return async (sql) => first(await tx.raw(sql.replace(/(\\+)\?/g, '$1\\x3F').replace(/\?/g, '\\?')));
 	if (typeof tx?.$queryRawUnsafe === 'function')		// Prisma
 		return async (sql) => /^SELECT/.test(sql) ? first([await tx.$queryRawUnsafe(sql)]) : (await tx.$executeRawUnsafe(sql), null);
 	if (typeof tx?.executeQuery === 'function')		// Kysely: what CompiledQuery.raw() makes

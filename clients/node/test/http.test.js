@@ -102,7 +102,8 @@ for (const [framework, driver] of [['express', 'pg'], ['fastify', 'postgres'], [
 				assert.ok(answer.bytes.equals(Buffer.from(body).reverse()), name);
 			}
 		}
-		for (const body of ['{"amount": 30, "x": "\\u0000"}', '{"amount": 1, "x": 1e131071}', '{"amount": 2, "x": "\\ud800"}']) {
+		for (const body of ['{"amount": 30, "x": "\\u0000"}', '{"amount": 1, "x": 1e131071}', '{"amount": 2, "x": "\\ud800"}',
+			`{"amount": 3, "x": ${'['.repeat(700)}${']'.repeat(700)}}`, `{"amount": 4, "x": ${'['.repeat(9000)}${']'.repeat(9000)}, "x": 1}`, `{"amount": 5, "x": [${'[],'.repeat(300000)}1]}`]) {
 			const key = newId();
 			assert.deepEqual([(await post('/pay', key, body)).status, (await post('/pay', key, body)).headers.get('idempotent-replayed')], [201, 'true'], body);
 		}

@@ -57,7 +57,7 @@ describe('within', () => {
 	const k = knex({ client: 'pg', connection: {}, pool: { min: 0, max: 1 } });
 	const p = drivers.postgres();
 	after(() => Promise.all([k.destroy(), p.end()]));
-	const value = { ok: "it's ? $1 :a \\ ü" };
+	const value = { ok: "it's ? $1 :a \\ \\? \\\\? ü" };
 	for (const [name, transaction, insert] of [
 		['pg', async (fn) => { const c = await d.pool.connect(); await c.query('BEGIN'); try { const r = await fn(c); await c.query('COMMIT'); return r; } finally { c.release(); } }, d.insert],
 		['postgres', (fn) => p.pool.begin(fn), p.insert],

@@ -225,7 +225,9 @@ def test_keys():
 
 @pytest.mark.parametrize("body, json_body", [
     (b'{"a": 1e99}', True), (b'{"a": 1e400}', False), (b'{"a": "3e412"}', True), (b'{"a": 1e1000}', False), (b'{"a": NaN}', False), (rb'"\u0000"', False), (rb'"\ud800"', False),
-    (rb'"\ud83d\ude00"', True), (b"\xef\xbb\xbf1", False), (b"[" * 100_000, False), (b"1" * 499, True), (b"1" * 500, False), (b"1" * 10_000, False),
+    (rb'"\ud83d\ude00"', True), (b"\xef\xbb\xbf1", False), (b"[" * 100_000, False), (b"[" * 64 + b"]" * 64, True), (b"[" * 65 + b"]" * 65, False),
+    (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b', "a": "' + b"[" * 99 + rb'\""}', False), (b'"' + rb'[\"' * 99 + b'"', True),
+    (b'"' + b"x" * 65_534 + b'"', True), (b'"' + b"x" * 65_535 + b'"', False), (b"1" * 499, True), (b"1" * 500, False), (b"1" * 10_000, False),
     (b"\xff", False), (b"", False), (b" null ", True), (b'"a\tb"', False),
 ])
 def test_fingerprint(body, json_body):
@@ -267,7 +269,7 @@ def serve(handler, header="k", body=b"{}", **options):
     """What is stored of one request, or the reply without a key."""
     class Core(guard.Core):
         def __init__(self):
-            self.run = run
+            self.run, self.asynchronous = run, False
 
         def observed(self, request, steps):
             return steps

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import decimal
 import threading
+import warnings
 
 import psycopg
 import pytest
@@ -187,6 +188,20 @@ def test_swallowed_error(world):
     with pytest.raises(idem_pg.HandlerSwallowedError):
         world.once(steps)
     assert world.payments() == 0
+
+
+def test_a_handler_of_the_other_kind_is_refused(world):
+    async def later(tx):
+        return 1
+    def plain(tx):
+        return 1
+    wrong, words = (plain, "not an async function") if world.asynchronous else (later, "goes with AsyncIdem")
+    key = {"user": "anna", "id": world.id, "scope": "test"}
+    for call in (world.idem.once, lambda handler, **key: world.idem.lease(handler, lease=10, **key)):
+        with warnings.catch_warnings(), pytest.raises(TypeError, match=words):
+            warnings.simplefilter("ignore")  # that a coroutine was not awaited
+            world.go(call(wrong, **key))
+    assert world.go(world.idem.status(**key)) == "in_progress"  # the lease's error leaves it to lapse
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])

@@ -1,6 +1,7 @@
 """What a call does, in steps (see drivers.py): claim, handler, result, COMMIT, and again if a connection was lost."""
 
 import contextlib
+import inspect
 import logging
 import random
 import time
@@ -175,6 +176,13 @@ class Core:
                 yield from self.driver.release(tx, broken)
         return broken
 
+    def handled(self, result: Any) -> Any:
+        """What a handler returned.  A plain function that forgets to await would be recorded, and what it does lost."""
+        if inspect.isawaitable(result) != self.asynchronous:
+            raise TypeError(f"the handler is {'not ' * self.asynchronous}an async function: "
+                            + ("AsyncIdem takes one, `async def`" if self.asynchronous else "it goes with AsyncIdem, not with Idem"))
+        return result
+
     def outcome(self, row: Any, request: Request) -> Answer | None:
         """None: claimed.  Any outcome but a stored answer is raised."""
         if row[0] == "claimed":
@@ -201,7 +209,7 @@ class Core:
                 return answer
             request.stage, sql = "handler", self.COMPLETE
             try:
-                text = dumps((yield handler(tx)))
+                text = dumps((yield self.handled(handler(tx))))
             except Refused as refusal:
                 text, sql = dumps(refusal.value), self.FAIL
             request.stage, request.attempts = "commit", request.attempts if claim else request.attempt
@@ -225,7 +233,7 @@ class Core:
             row = yield from self.claimed(request, driver.query(tx, self.CLAIM, request.claim()))
             answer = self.outcome(row, request)
             if answer is None:
-                text = dumps((yield handler(tx)))
+                text = dumps((yield self.handled(handler(tx))))
                 yield from self.settled(driver.query(tx, self.COMPLETE, (*request.key[:2], text, None, request.key[2])))
                 answer = Answer(loads(text), False, row[2])
         except BaseException:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timezone
 from email.utils import format_datetime
+from itertools import accumulate
 from typing import Any
 
 from . import errors
@@ -113,15 +114,17 @@ GOOD_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?!0000|[dD][8
 
 
 def fingerprint(method: str, target: str, kind: str, body: bytes) -> str:
-    """The text for idem_fingerprint: the same in all clients, so that they can serve the same table."""
+    """The text for idem_fingerprint: the same in all clients, so that they can serve the same table.  JSON counts by value
+    up to 64 kB and 64 levels: the portable edition takes time and memory for each level of each byte."""
     try:
         text = body.decode()
         json_type = re.fullmatch(r"application/(json|[^\s;]+\+json)", kind.split(";")[0].strip().lower())
-        if not json_type or LONG.search(text) or "\\" in GOOD_ESCAPE.sub("", text):
+        depths = accumulate(1 if c in "[{" else -1 for c in re.findall(r"[][{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text[:65537])))
+        if not json_type or LONG.search(text) or "\\" in GOOD_ESCAPE.sub("", text) or len(body) > 65536 or max(depths, default=0) > 64:
             raise ValueError
         json.loads(text, parse_constant=int)  # int refuses NaN and Infinity
         text = f'"body": {text}'
-    except (ValueError, RecursionError):
+    except ValueError:
         text = f'"sha256": "{hashlib.sha256(body).hexdigest()}"'
     return f'{{"method": {json.dumps(method)}, "path": {json.dumps(target)}, {text}}}'
 
@@ -152,7 +155,7 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
     first: list[Reply] = []
     def work(tx: Any) -> Steps[Any]:
         try:
-            out = yield handler(tx)
+            out = yield core.handled(handler(tx))
         except Refused as refusal:
             raise Refused(options.encode(refusal.value)) from refusal
         if not isinstance(out, (Reply, dict, list, tuple, str, int, float)):

@@ -88,7 +88,7 @@ class Lease:
         Again after a conflict or a lost connection; also if COMMIT was not answered, unless it was executed."""
         done: list[Any] = []
         def work(tx: Any) -> Steps[Any]:
-            value = yield handler(tx)
+            value = yield self._core.handled(handler(tx))
             done[:] = [time.monotonic(), value]
             return self._core.EXTEND, (*self._held, self._length, None)  # the lease must not end with this transaction
         yield from self._in_fence(work)
@@ -104,7 +104,7 @@ class Lease:
             done[:] = [core.COMPLETE, text]
             try:
                 if handler is not None:
-                    yield handler(tx)
+                    yield core.handled(handler(tx))
             except Refused as refusal:
                 done[:] = [core.FAIL, dumps(refusal.value)]
             return done[0], (*self._held[:2], done[1], self._held[3], self._held[2])
@@ -175,7 +175,7 @@ def lease(core: Core, request: Request, length: float, progress: Any, handler: C
     else:
         threading.Thread(target=run, args=(mine._beats(),), daemon=True).start()
     try:
-        value = yield handler(mine)
+        value = yield core.handled(handler(mine))
         if not mine._over.is_set():
             yield mine.settle(value)
     finally:
