@@ -17,7 +17,7 @@ export interface InstallOptions {
 const PIN = 'SET LOCAL search_path = pg_catalog, pg_temp; ';
 /** Who owns idem, or a part of it, where its code would get rights that the owner has not. */
 const stranger = (schema: string) => `(SELECT min(r.rolname::text) FROM pg_roles AS r, pg_roles AS me, pg_namespace AS n
-	WHERE me.rolname = current_user AND (me.rolsuper OR me.rolcreaterole) AND n.nspname = ${literal(schema)} AND NOT r.rolsuper AND r.oid <> me.oid AND r.oid IN (
+	WHERE me.rolname IN (current_user, session_user) AND (me.rolsuper OR me.rolcreaterole) AND n.nspname = ${literal(schema)} AND NOT r.rolsuper AND r.oid <> me.oid AND r.oid IN (
 		SELECT proowner FROM pg_proc WHERE pronamespace = n.oid AND proname ^@ 'idem' UNION SELECT relowner FROM pg_class WHERE relnamespace = n.oid AND relname ^@ 'idem'
 		UNION SELECT CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN datdba ELSE n.nspowner END FROM pg_database WHERE datname = current_database()))`;
 const grants = (schema: string, roles: string | string[]) => `${PIN}DO $idem$ DECLARE other constant text := ${stranger(schema)}; BEGIN IF other IS NOT NULL THEN

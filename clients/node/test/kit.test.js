@@ -152,6 +152,9 @@ describe('install, check, sql', () => {
 		await theirs.end();
 		const [stopped, words] = cli('install', '--grant', role);
 		assert.deepEqual([stopped, /belongs to "shop_.*install as that role/.test(words), (await p.pool`SELECT FROM run`).length], [2, true, 0], words);
+		// The owner of the database can give a superuser's session another role, from which its code comes back.
+		await p.pool.unsafe(`ALTER DATABASE ${database} SET role = ${role}`);
+		for (const command of ['install', 'check']) assert.match(cli(command).join(), /^[12],.*belongs to/s);
 		await p.end();
 		process.env.PGDATABASE = before;
 		assert.match(cli('check', '--schema', schema)[1], /edition +(C|portable)/);

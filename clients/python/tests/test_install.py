@@ -196,6 +196,11 @@ def test_install_by_a_superuser_runs_no_function_of_anothers_idem(empty, capsys,
                 AS 'INSERT INTO public.run VALUES (4)'; RESET ROLE""")
             assert tool.main(["install", "--grant", "idem_stranger"]) == 2
             assert 'belongs to "idem_stranger": install as that role' in capsys.readouterr().err
+            # The owner of the database can give a superuser's session another role, from which its code comes back.
+            connection.execute("ALTER DATABASE idem_python_empty SET role = idem_stranger")
+            for command in "install", "check":
+                assert tool.main([command]) != 0
+                assert "belongs to" in "".join(capsys.readouterr())
             assert connection.execute("SELECT count(*) FROM run").fetchone()[0] == 0
         finally:
             connection.execute("RESET ROLE; DROP OWNED BY idem_stranger CASCADE; DROP ROLE idem_stranger")
