@@ -142,8 +142,9 @@ function unpack(stored: any): Reply {
 async function fromResponse(answer: Reply | Response): Promise<Reply> {
 	if (typeof answer?.status !== 'number' || !(answer instanceof Response || Array.isArray(answer.headers))) throw new TypeError('the handler is to return reply(...) or a Response');
 	checkStatus(answer.status);
-	if (!(answer instanceof Response)) return answer;
-	return { status: answer.status, headers: [...answer.headers], body: Buffer.from(await answer.arrayBuffer()) };
+	// Those of the connection are the server's to make: a wrong Content-Length would end the answer in the middle. fetch() has decoded its body.
+	const ours = [...answer.headers].filter(([name]) => name === 'set-cookie' || !(never.includes(name.toLowerCase()) || ('url' in answer && answer.url && name === 'content-encoding')));
+	return { status: answer.status, headers: ours, body: answer instanceof Response ? Buffer.from(await answer.arrayBuffer()) : answer.body };
 }
 // A handler that answers by itself would do so before COMMIT. Others may answer meanwhile, as at a timeout.
 const handling = new AsyncLocalStorage<object>();

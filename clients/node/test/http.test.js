@@ -139,8 +139,10 @@ test('cookies of Fastify, a key that the scope refuses, a body that is too large
 	const options = { user: () => 'anna', scope: 'more' };
 	const send = (handler, more = {}) => d.idem.http({ ...options, ...more }, handler)(new Request('http://x/pay', { method: 'POST', body: 'x'.repeat(20), headers: { 'Idempotency-Key': newId() } }));
 	const fastify = (await import('fastify')).default();
-	fastify.post('/', d.idem.http(options, () => reply(200, 'a', { 'Set-Cookie': ['a=1', 'b=2'] })));
+	fastify.post('/', d.idem.http(options, () => reply(200, 'a', { 'Set-Cookie': ['a=1', 'b=2'], 'Content-Length': '0', Connection: 'x', 'Transfer-Encoding': 'chunked' })));
 	assert.deepEqual((await fastify.inject({ method: 'POST', url: '/', headers: { 'Idempotency-Key': newId() } })).headers['set-cookie'], ['a=1', 'b=2']);
+	const { body, headers } = await fastify.inject({ method: 'POST', url: '/', headers: { 'Idempotency-Key': newId() } });
+	assert.deepEqual([body, headers['content-length'], headers.connection, headers['transfer-encoding']], ['a', '1', 'keep-alive', undefined]);
 	await fastify.close();
 	await admin.query(`INSERT INTO ${schema}.idem_scopes (scope, ttl, key_time) VALUES ('timed', '1 day', 'uuidv7') ON CONFLICT DO NOTHING`);
 	const refused = await send(() => reply(200), { scope: 'timed' });

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 
+import psycopg_pool
 import pytest
 from conftest import DATABASES, World
 
@@ -290,6 +291,15 @@ def test_a_header_that_cannot_be_sent_is_not_stored(value):
             serve(lambda tx: idem_pg.reply(201, {}, {name: text}))
     with pytest.raises(Stored):
         serve(lambda tx: idem_pg.reply(201, {}, {"Location": "/é"}))
+
+
+def test_headers_of_the_connection_are_the_servers():
+    with psycopg_pool.ConnectionPool(f"dbname={DATABASES[0]}", min_size=1, max_size=1) as pool:
+        core = idem_pg.Idem(pool)._core
+        incoming = guard.Incoming(None, "POST", "/", {}.get, b"", False)
+        out = run(guard.serve(core, guard.Options("pay", lambda request: "anna", required=False), incoming, lambda tx: idem_pg.reply(
+            200, "a", {"Content-Length": "0", "Connection": "x", "Set-Cookie": "a=b"})))
+    assert {name.lower() for name, _ in out.headers} == {"content-type", "set-cookie"}
 
 
 def test_what_is_stored():

@@ -205,7 +205,7 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
         log.warning("the database cannot be reached: %s", error)
         return problem(503, "unavailable", "The database cannot be reached: send the same request again", None, True)
     result = unpack(answer.value, options.decode) if answer.replayed else first[0]
-    headers = [pair for pair in result.headers if pair[0].lower() != "content-length"]
+    headers = [pair for pair in result.headers if pair[0].lower() not in NEVER - {"set-cookie"}]
     if answer.expires_at is not None:
         headers.append(("Idempotency-Expires", format_datetime(answer.expires_at.astimezone(timezone.utc), usegmt=True)))
     if answer.replayed:
