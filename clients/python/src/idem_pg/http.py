@@ -162,6 +162,8 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
             what = "nothing" if out is None else f"a {type(out).__name__}"
             raise TypeError(f"the handler returned {what}: it is to return reply(status, body, headers), or JSON")
         out = out if isinstance(out, Reply) else reply(200, out)
+        # Those of the connection are the server's to make: a wrong Content-Length would end the answer in the middle.
+        out = Reply(out.status, [pair for pair in out.headers if pair[0].lower() not in NEVER - {"set-cookie"}], out.body)
         if any(re.search(r"[\r\n\0]|[^\0-\xff]", f"{name}{value}") for name, value in out.headers):  # cannot be sent
             raise ValueError("a header has a line break, or a character that is not of Latin-1")
         if not options.final(out.status):
@@ -205,7 +207,7 @@ def serve(core: Core, options: Options, incoming: Incoming, handler: Callable[[A
         log.warning("the database cannot be reached: %s", error)
         return problem(503, "unavailable", "The database cannot be reached: send the same request again", None, True)
     result = unpack(answer.value, options.decode) if answer.replayed else first[0]
-    headers = [pair for pair in result.headers if pair[0].lower() not in NEVER - {"set-cookie"}]
+    headers = list(result.headers)
     if answer.expires_at is not None:
         headers.append(("Idempotency-Expires", format_datetime(answer.expires_at.astimezone(timezone.utc), usegmt=True)))
     if answer.replayed:
